@@ -1,0 +1,15 @@
+# Finds what the project stands on. Only libtorch and threads are needed by every build; the rest
+# is found when present, and a module that links a missing one fails with CMake's own message.
+find_package(Threads REQUIRED)
+if(HS_WITH_TORCH)
+  find_package(HypershardTorch REQUIRED)
+endif()
+find_package(fmt QUIET)
+find_package(spdlog QUIET)
+find_package(nlohmann_json QUIET)
+find_package(tomlplusplus QUIET)
+find_package(CLI11 QUIET)
+find_package(HypershardSentencePiece QUIET)
+if(HS_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()

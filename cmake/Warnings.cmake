@@ -1,0 +1,10 @@
+# Warnings of our own targets. Headers of dependencies are SYSTEM and stay silent.
+function(hs_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor)
+  if(NOT "${ARGN}" MATCHES "TEST")
+    target_compile_options(${target} PRIVATE -Wconversion)
+  endif()
+  if(HS_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()

@@ -1,0 +1,3 @@
+// Stands in for a gloo header that ProcessGroupGloo.hpp includes but takes nothing from.
+// See NOTE [gloo declarations] in gloo/context.h.
+#pragma once

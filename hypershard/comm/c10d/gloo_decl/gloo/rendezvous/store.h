@@ -1,0 +1,22 @@
+// Declares the base class of c10d's GlooStore. See NOTE [gloo declarations] in gloo/context.h.
+// The order of the virtual functions is not the library's, so a GlooStore must not be made here.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace gloo::rendezvous {
+
+class Store {
+ public:
+  virtual ~Store();
+  virtual void set(const std::string& key, const std::vector<char>& value) = 0;
+  virtual std::vector<char> get(const std::string& key) = 0;
+  virtual void wait(const std::vector<std::string>& keys) = 0;
+  virtual void wait(
+      const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout
+  ) = 0;
+};
+
+}  // namespace gloo::rendezvous
