@@ -1,11 +1,11 @@
 // Checks the `--worker` registry through the test binary itself.
 #include "hypershard/testing/worker.h"
 
-#include <gtest/gtest.h>
-
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace hypershard::testing {
 namespace {
@@ -15,9 +15,9 @@ const bool kCountRegistered =
       return static_cast<int>(arguments.size());
     });
 
-const bool kThrowRegistered = register_worker(
-    "throw", [](const std::vector<std::string>&) -> int { throw std::runtime_error("on purpose"); }
-);
+const bool kThrowRegistered = register_worker("throw", [](const std::vector<std::string>&) -> int {
+  throw std::runtime_error("on purpose");
+});
 
 TEST(WorkerTest, PassesArgumentsAndReturnsExitCode) {
   ASSERT_TRUE(kCountRegistered);
