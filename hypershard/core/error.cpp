@@ -2,29 +2,17 @@
 // that throwing sites stay small. Nothing in this file runs unless something failed.
 #include "hypershard/core/error.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <cxxabi.h>
 #include <execinfo.h>
 
-#include <cstdlib>
-#include <cstring>
+#include "hypershard/core/internal/source_path.h"
 
 namespace hypershard {
 namespace {
 
 constexpr int kMaxFrames = 48;
-
-/// Cuts the source root off `file`, for builds without -ffile-prefix-map.
-std::string_view repo_relative(std::string_view file) {
-  constexpr std::string_view kThis = __FILE__;
-  constexpr std::string_view kThisInRepo = "hypershard/core/error.cpp";
-  if (kThis.ends_with(kThisInRepo)) {
-    const std::string_view root = kThis.substr(0, kThis.size() - kThisInRepo.size());
-    if (file.starts_with(root)) {
-      return file.substr(root.size());
-    }
-  }
-  return file;
-}
 
 /// Turns glibc's `object(mangled+0x12) [0xabc]` into `function+0x12 in object`; other forms stay as
 /// they are.
@@ -91,7 +79,7 @@ std::string detail_line(const ErrorText& text) {
     add("check: ", text.check);
   }
   if (text.file != nullptr) {
-    add("at ", std::string(repo_relative(text.file)) + ":" + std::to_string(text.line));
+    add("at ", std::string(internal::repo_relative(text.file)) + ":" + std::to_string(text.line));
   }
   if (const std::string context = error_context(); !context.empty()) {
     add("while: ", context);
