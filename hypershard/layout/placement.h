@@ -27,12 +27,16 @@ struct Placement {
 
   static Placement replicate() { return {}; }
   static Placement shard(int dim) { return {.kind = Kind::kShard, .dim = dim}; }
-  static Placement partial(Reduce reduce = Reduce::kSum) { return {.kind = Kind::kPartial, .reduce = reduce}; }
+  static Placement partial(Reduce reduce = Reduce::kSum) {
+    return {.kind = Kind::kPartial, .reduce = reduce};
+  }
   static Placement flat() { return {.kind = Kind::kFlat}; }
   static Placement owned() { return {.kind = Kind::kOwned}; }
 
   /// Tells whether the ranks of the axis hold different parts of the tensor.
-  bool splits() const { return kind == Kind::kShard || kind == Kind::kFlat || kind == Kind::kOwned; }
+  bool splits() const {
+    return kind == Kind::kShard || kind == Kind::kFlat || kind == Kind::kOwned;
+  }
   bool operator==(const Placement&) const = default;
 };
 std::string to_text(const Placement& placement);

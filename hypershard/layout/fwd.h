@@ -1,0 +1,26 @@
+// Forward declarations of the layout vocabulary.
+// For headers that only name these types, so that they need none of their definitions.
+#pragma once
+
+namespace hypershard::layout {
+
+class Topology;
+
+enum class Tier;
+struct MeshAxis;
+class DeviceMesh;
+
+struct Placement;
+struct Layout;
+
+enum class Strategy;
+struct PlaneLayouts;
+struct DataAxes;
+
+struct PackRequest;
+struct Segment;
+struct Range;
+struct PackOptions;
+struct GroupPacking;
+
+}  // namespace hypershard::layout
