@@ -1,0 +1,78 @@
+// Why: the one table of environment variables. To add a variable, add a row: nothing else is
+// needed. Rows are sorted by name, which a test checks; `doc` is a whole sentence.
+#include "hypershard/core/env.h"
+
+namespace hypershard::env {
+namespace {
+
+constexpr Variable kVariables[] = {
+    {.name = "HS_COMM",
+     .default_value = "auto",
+     .doc = "Back end of the collectives; auto takes shm inside a host and c10d between hosts.",
+     .choices = "auto|shm|c10d"},
+    {.name = "HS_DEBUG_RESHARD",
+     .default_value = "off",
+     .doc =
+         "What reading a resharded parameter does: off keeps the memory as it is, throw makes it "
+         "unreadable, nan fills it with NaN.",
+     .choices = "off|throw|nan"},
+    {.name = "HS_HEARTBEAT_MS",
+     .type = Type::kDuration,
+     .default_value = "500",
+     .doc = "How often a rank shows its peers that it lives.",
+     .min = 10,
+     .max = 3'600'000},
+    {.name = "HS_JOB_NONCE",
+     .default_value = "",
+     .doc = "Name that the ranks of one job share and no other job on the host has; the launcher "
+            "sets it."},
+    {.name = "HS_LOG_LEVEL",
+     .default_value = "info",
+     .doc = "Least severe level that is logged.",
+     .choices = "error|warn|info|debug"},
+    {.name = "HS_LOG_RANKS",
+     .default_value = "0",
+     .doc =
+         "Ranks that log info and debug lines: all, or a list such as 0,4-7. Warnings and errors "
+         "are logged by every rank."},
+    {.name = "HS_SEED",
+     .type = Type::kInt,
+     .default_value = "-1",
+     .doc = "Seed of weights, data order and sampling; -1 takes the configuration's.",
+     .min = -1},
+    {.name = "HS_SHARE",
+     .default_value = "auto",
+     .doc =
+         "Whether ranks of one supernode share parameter memory: off gives each its own (the same "
+         "bits, more memory), on fails where sharing is impossible.",
+     .choices = "auto|on|off"},
+    {.name = "HS_SUPERNODE",
+     .type = Type::kInt,
+     .default_value = "-1",
+     .doc = "Number of this rank's supernode; -1 puts ranks of one host into one supernode.",
+     .min = -1,
+     .max = 2'147'483'647},
+    {.name = "HS_THREADS",
+     .type = Type::kInt,
+     .default_value = "0",
+     .doc = "Threads inside an operator, a rank; 0 divides the host's cores by its ranks.",
+     .min = 0,
+     .max = 4096},
+    {.name = "HS_TIMEOUT_S",
+     .type = Type::kDuration,
+     .default_value = "300",
+     .doc = "How long a collective waits for its peers before it fails.",
+     .min = 0.001,
+     .max = 31'536'000},
+    {.name = "HS_TRACE",
+     .default_value = "",
+     .doc = "Folder or file for a trace of the run in Chrome's format; empty records none."},
+};
+
+}  // namespace
+
+std::span<const Variable> variables() {
+  return kVariables;
+}
+
+}  // namespace hypershard::env
