@@ -112,22 +112,22 @@ endfunction()
 _hs_locate_torch()
 set(_hs_problem "")
 if(NOT HypershardTorch_ROOT)
-  set(_hs_problem
+  string(CONCAT _hs_problem
       "no torch package was found (${HypershardTorch_FOUND_BY}); hint: run scripts/bootstrap, or "
       "activate the environment that has torch, or pass -DHS_TORCH_ROOT=<folder of the package>")
 else()
   _hs_read_torch_version("${HypershardTorch_ROOT}" HypershardTorch_VERSION)
   if(NOT EXISTS "${HypershardTorch_ROOT}/lib/libtorch_cpu.so"
      OR NOT EXISTS "${HypershardTorch_ROOT}/include/ATen/ATen.h")
-    set(_hs_problem
+    string(CONCAT _hs_problem
         "'${HypershardTorch_ROOT}' (from ${HypershardTorch_FOUND_BY}) is no torch package: it lacks "
         "lib/libtorch_cpu.so or include/ATen/ATen.h")
   elseif(NOT HypershardTorch_VERSION)
-    set(_hs_problem "'${HypershardTorch_ROOT}' has neither a version.py nor torch/version.h")
+    string(CONCAT _hs_problem "'${HypershardTorch_ROOT}' has neither a version.py nor torch/version.h")
   else()
     _hs_is_supported("${HypershardTorch_VERSION}" _hs_supported)
     if(NOT _hs_supported)
-      set(_hs_problem
+      string(CONCAT _hs_problem
           "found torch ${HypershardTorch_VERSION} at '${HypershardTorch_ROOT}' (from "
           "${HypershardTorch_FOUND_BY}), expected 2.11 to 2.14; hint: pip install torch==2.13.0, or "
           "pass -DHS_TORCH_ROOT=<folder of a supported package>")
@@ -136,7 +136,6 @@ else()
 endif()
 
 if(_hs_problem)
-  list(JOIN _hs_problem "" _hs_problem)
   set(HypershardTorch_FOUND FALSE)
   if(HypershardTorch_FIND_REQUIRED)
     message(FATAL_ERROR "torch: ${_hs_problem}")
