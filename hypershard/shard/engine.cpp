@@ -1,0 +1,315 @@
+// See engine.h: construction, the write window and what is done by hand. Passes are in engine_forward.cpp and engine_backward.cpp.
+#include "hypershard/shard/engine.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "hypershard/core/clock.h"
+#include "hypershard/core/error.h"
+#include "hypershard/nn/gradient_slot.h"
+#include "hypershard/shard/internal/autograd_hooks.h"
+
+namespace hypershard::shard {
+
+namespace {
+
+// Rows of the epoch board.
+constexpr int kReleased = 0;
+constexpr int kPublished = 1;
+
+class EngineSlot final : public nn::GradientSlot {
+ public:
+  EngineSlot(std::weak_ptr<Engine> engine, int unit, std::size_t group, std::size_t param)
+      : engine_(std::move(engine)), unit_(unit), group_(group), param_(param) {}
+  Claim claim() override {
+    const std::shared_ptr<Engine> engine = engine_.lock();
+    if (!engine) {
+      return {};
+    }
+    auto [destination, overwrite] = engine->claim_gradient(unit_, group_, param_);
+    return {.destination = std::move(destination), .overwrite = overwrite};
+  }
+
+ private:
+  std::weak_ptr<Engine> engine_;
+  int unit_;
+  std::size_t group_;
+  std::size_t param_;
+};
+
+class SegmentObserver final : public nn::RecomputeObserver {
+ public:
+  SegmentObserver(std::weak_ptr<Engine> engine, int unit) : engine_(std::move(engine)), unit_(unit) {}
+  void before_recompute() override {
+    if (const auto engine = engine_.lock()) {
+      engine->segment_starts_again(unit_);
+    }
+  }
+  void after_recompute() noexcept override {
+    if (const auto engine = engine_.lock()) {
+      engine->segment_done(unit_);
+    }
+  }
+
+ private:
+  std::weak_ptr<Engine> engine_;
+  int unit_;
+};
+
+// Parameters that may share a group, in order of first appearance.
+std::vector<std::vector<UnitParam>> split_in_groups(std::vector<UnitParam> params) {
+  std::vector<std::vector<UnitParam>> groups;
+  for (UnitParam& param : params) {
+    const auto same = [&](const std::vector<UnitParam>& group) {
+      return group.front().dtypes == param.dtypes && group.front().param.tensor.requires_grad() == param.param.tensor.requires_grad();
+    };
+    auto at = std::find_if(groups.begin(), groups.end(), same);
+    if (at == groups.end()) {
+      groups.emplace_back();
+      at = groups.end() - 1;
+    }
+    at->push_back(std::move(param));
+  }
+  return groups;
+}
+
+std::string group_name(const std::string& unit, std::size_t index, std::size_t count) {
+  return count == 1 ? unit : unit + "#" + std::to_string(index);
+}
+
+}  // namespace
+
+Engine::Engine(DataParallel parallel, std::string replicate_axis, FullyShardOptions options, std::vector<UnitSpec> specs)
+    : parallel_(std::move(parallel)),
+      replicate_axis_(std::move(replicate_axis)),
+      options_(std::move(options)),
+      pool_(&counters_, options_.reshard_debug == ReshardDebug::kNan) {
+  HS_CHECK_GE(options_.forward_prefetch, 0, "shard: forward_prefetch counts units");
+  HS_CHECK_GE(options_.backward_prefetch, 0, "shard: backward_prefetch counts units");
+  build_units(std::move(specs));
+  place_groups();
+  std::vector<std::int64_t> unit_bytes;
+  bool all_at_rest = true;
+  for (const auto& unit : units_) {
+    unit_bytes.push_back(unit->gradient_bytes());
+    for (const auto& group : unit->groups()) {
+      all_at_rest = all_at_rest && group->whole_rest().defined();
+    }
+  }
+  comm::Communicator* reader = parallel_.gradient_levels > 0 ? parallel_.cuts.front().reduce.get() : nullptr;
+  gradient_buffers_ = std::make_unique<GradientBuffers>(
+      all_at_rest ? std::vector<std::int64_t>() : unit_bytes, options_.gradient_buffers, reader, &counters_,
+      [this](const comm::WorkPtr& work) { drive_until(work); }
+  );
+  order_.resize(units_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  reduce_order_.assign(order_.rbegin(), order_.rend());
+  seen_versions_ = update_versions();
+}
+
+Engine::~Engine() = default;
+
+void Engine::build_units(std::vector<UnitSpec> specs) {
+  for (std::size_t u = 0; u < specs.size(); ++u) {
+    const std::string path = specs[u].path.empty() ? "root" : specs[u].path;
+    std::vector<std::vector<UnitParam>> split = split_in_groups(std::move(specs[u].params));
+    std::vector<std::unique_ptr<ParamGroup>> groups;
+    for (std::size_t g = 0; g < split.size(); ++g) {
+      std::vector<LogicalParam> params;
+      for (UnitParam& param : split[g]) {
+        if (param.param.on_meta) {
+          uninitialised_.push_back(param.param.name);
+        }
+        params.push_back(std::move(param.param));
+      }
+      const bool trainable = params.front().tensor.requires_grad();
+      groups.push_back(std::make_unique<ParamGroup>(
+          group_name(path, g, split.size()), path, std::move(params), split[g].front().dtypes, trainable, &parallel_, &counters_
+      ));
+    }
+    units_.push_back(std::make_unique<Unit>(static_cast<int>(u), path, u == 0, std::move(groups), &pool_, &counters_));
+    units_.back()->reshard_after_forward = options_.reshard_after_forward && u != 0;
+  }
+}
+
+void Engine::place_groups() {
+  std::int64_t shared_bytes = 0;
+  std::vector<RuntimeMode> modes;
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups()) {
+      std::string why_not;
+      modes.push_back(ParamGroup::choose_mode(parallel_, group->dtypes(), options_.share != Share::kOff, &why_not));
+      HS_SUPPORTED(
+          options_.share != Share::kOn || modes.back() == RuntimeMode::kShared,
+          "shard: share = on, but the runtime buffer of group '", group->name(), "' cannot be shared: ", why_not,
+          HS_HINT("use share = auto to gather where memory cannot be shared")
+      );
+      if (modes.back() == RuntimeMode::kShared) {
+        shared_bytes += align_bytes(group->whole_storage_bytes());
+      } else if (why_not_shared_.empty()) {
+        why_not_shared_ = why_not;
+      }
+    }
+  }
+  if (shared_bytes > 0) {
+    comm::Communicator& ranks = *parallel_.cuts.front().gather;
+    shared_ = ranks.allocate_shared(shared_bytes, "runtime parameters");
+    epochs_ = ranks.make_epoch_board(2, "runtime parameters");
+  }
+  std::int64_t at = 0;
+  std::size_t next = 0;
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups()) {
+      const RuntimeMode mode = modes[next++];
+      if (mode == RuntimeMode::kShared) {
+        group->place(mode, shared_->read() + at, shared_->write() + at, shared_);
+        at += align_bytes(group->whole_storage_bytes());
+      } else {
+        group->place(mode, nullptr, nullptr, nullptr);
+      }
+    }
+  }
+}
+
+// Runs once a root forward: requires_grad is the user's to change between iterations.
+void Engine::refresh_trainability() {
+  if (segment_observers_.empty()) {
+    for (const auto& each : units_) {
+      segment_observers_.push_back(std::make_shared<SegmentObserver>(weak_from_this(), each->index()));
+    }
+  }
+  for (const auto& unit : units_) {
+    for (std::size_t g = 0; g < unit->groups().size(); ++g) {
+      ParamGroup& group = *unit->groups()[g];
+      const bool first = group.params().front().tensor.requires_grad();
+      for (const LogicalParam& param : group.params()) {
+        HS_CHECK(
+            param.tensor.requires_grad() == first, "shard: requires_grad of parameter '", param.name, "' is ", !first, " but '",
+            group.params().front().name, "' of the same group '", group.name(), "' has ", first,
+            HS_HINT("freeze or unfreeze the parameters of a group together; parameters frozen before fully_shard get a group of their own")
+        );
+      }
+      group.set_trainable(first);
+      if (first && !group.gradients_hooked) {
+        hook_parameters(*unit, g);
+        group.gradients_hooked = true;
+      }
+    }
+  }
+}
+
+void Engine::hook_parameters(Unit& unit, std::size_t group) {
+  const std::vector<LogicalParam>& params = unit.groups()[group]->params();
+  const std::weak_ptr<Engine> self = weak_from_this();
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    gradient_hooks_.push_back(internal::take_gradients_of(
+        params[i].tensor,
+        [self, u = unit.index(), group, i](const at::Tensor& gradient) {
+          if (const auto engine = self.lock()) {
+            engine->gradient_ready(u, group, i, gradient);
+          }
+        }
+    ));
+    nn::set_gradient_slot(params[i].tensor, std::make_shared<EngineSlot>(self, unit.index(), group, i));
+    // Whoever steps on the module's parameters instead of the update parameters meets this text.
+    at::Tensor tensor = params[i].tensor;
+    tensor.mutable_grad() = make_tombstone(
+        params[i].shape, unit.groups()[group]->dtypes().compute,
+        "hypershard: the gradient of runtime parameter '" + params[i].name +
+            "' was accessed; gradients belong to the update parameters. Build the optimizer (and clip) over update_parameters() of the sharded model, not over the "
+            "module's parameters()"
+    );
+  }
+}
+
+std::uint64_t Engine::update_versions() const {
+  std::uint64_t sum = 0;
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups()) {
+      for (const UpdateTensor& update : group->updates()) {
+        sum += static_cast<std::uint64_t>(update.tensor._version());
+      }
+    }
+  }
+  return sum;
+}
+
+void Engine::open_window() {
+  if (epochs_ && !window_open_) {
+    const std::int64_t start = now_ns();
+    epochs_->publish(kReleased, ++released_epoch_);
+    epochs_->wait_all(kReleased, released_epoch_, "release of runtime parameters", "root");
+    counters_.window_wait_ns += now_ns() - start;
+  }
+  window_open_ = true;
+}
+
+void Engine::close_window() {
+  const std::uint64_t versions = update_versions();
+  const bool written = needs_publish_ || versions != seen_versions_;
+  HS_CHECK(
+      window_open_ || !written, "shard: update parameters were written while runtime parameters may be read: between a forward with gradients and the end of its backward",
+      HS_HINT("step the optimizer after backward, or call sync_runtime() on every rank after writing update parameters by hand")
+  );
+  if (!window_open_) {
+    return;
+  }
+  if (written) {
+    const std::int64_t start = now_ns();
+    for (const auto& unit : units_) {
+      unit->reshard();
+      for (const auto& group : unit->groups()) {
+        group->publish();
+      }
+      if (unit->pinned) {
+        unit->start_unshard();
+        unit->finish_unshard();
+      }
+    }
+    counters_.publish_ns += now_ns() - start;
+  }
+  if (epochs_) {
+    const std::int64_t start = now_ns();
+    epochs_->publish(kPublished, ++published_epoch_);
+    epochs_->wait_all(kPublished, published_epoch_, "publish of runtime parameters", "root");
+    counters_.window_wait_ns += now_ns() - start;
+  }
+  window_open_ = false;
+  needs_publish_ = false;
+  seen_versions_ = versions;
+}
+
+void Engine::sync_runtime() {
+  HS_CHECK(stack_.empty() && !in_backward_, "shard: sync_runtime() was called during a forward or backward; call it between steps");
+  open_window();
+  needs_publish_ = true;
+  close_window();
+  open_window();
+}
+
+void Engine::begin_update() {
+  HS_CHECK(
+      stack_.empty() && !in_backward_ && window_open_,
+      "shard: update parameters may not be written now: a forward with gradients ran and its backward has not ended with a reduction",
+      HS_HINT("run backward with gradient reduction on before the optimizer's step; the last micro-batch of an accumulation reduces")
+  );
+}
+
+void Engine::unshard(int unit) {
+  Unit& target = *units_[static_cast<std::size_t>(unit)];
+  if (stack_.empty() && !in_backward_) {
+    close_window();
+  }
+  target.pinned = true;
+  target.start_unshard();
+  finish(unit);
+}
+
+void Engine::reshard(int unit) {
+  Unit& target = *units_[static_cast<std::size_t>(unit)];
+  target.pinned = false;
+  target.reshard();
+}
+
+}  // namespace hypershard::shard

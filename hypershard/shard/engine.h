@@ -1,0 +1,175 @@
+// The engine: turns a front end's events (before and after a unit's forward, before its backward, a gradient's arrival, the end of backward) into unshards, reshards,
+// reductions and publishes.
+// It works on named tensors and events only; modules are the business of fully_shard.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "hypershard/nn/recompute.h"
+#include "hypershard/shard/buffer_pool.h"
+#include "hypershard/shard/counters.h"
+#include "hypershard/shard/data_parallel.h"
+#include "hypershard/shard/gradient_buffers.h"
+#include "hypershard/shard/options.h"
+#include "hypershard/shard/unit.h"
+
+namespace hypershard::shard {
+
+/// A parameter as a front end hands it over.
+struct UnitParam {
+  LogicalParam param;
+  GroupDtypes dtypes;
+};
+
+/// A unit as a front end hands it over; the first unit is the root.
+struct UnitSpec {
+  std::string path;  ///< module path; "" is printed as `root`
+  std::vector<UnitParam> params;
+};
+
+/// Drives the units of one model on one rank.
+///
+/// NOTE [order of collectives]: unshards of a pass are started strictly in the order that the first forward recorded (declaration order until then), reductions strictly in the
+/// reverse order of first use; a unit that is skipped on this rank is started all the same when a later one is needed or the pass ends, and contributes zero
+/// gradients. So ranks whose control flow differs still issue the same collectives.
+///
+/// NOTE [when a unit posts]: its reduction may start once every trainable parameter's AccumulateGrad node has run. That node runs once a backward for a unit without recompute, however
+/// often it was used. For a unit inside recompute segments it runs once a segment, so the last segment counts. For a unit that holds segments, or is used both ways, it
+/// waits for the end of backward.
+///
+/// NOTE [write window]: update parameters may be written from the end of a reducing backward (or of a forward without gradients, or sync_runtime) until the next root forward. Both edges are rendezvous of the
+/// ranks that share the runtime buffer: nobody writes while a peer may read, nobody reads before every owner has published.
+///
+/// Life cycle: constructed collectively; events come from one thread; an exception from an event leaves the iteration, which the next root forward starts afresh. Threads: one, the rank's.
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  /// Collective: ranks of the data axes.
+  Engine(DataParallel parallel, std::string replicate_axis, FullyShardOptions options, std::vector<UnitSpec> specs);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Takes over the gradients of the trainable parameters; once, after construction (the hooks refer to this object).
+  void hook_all_parameters() { refresh_trainability(); }
+
+  // --- events
+  void pre_forward(int unit, std::span<at::Tensor* const> inputs);
+  void post_forward(int unit, std::span<at::Tensor* const> outputs);
+  void forward_failed() noexcept;
+  void pre_backward(int unit);
+  /// A unit's input gradients are complete: nothing of its backward is left.
+  void inputs_done(int unit);
+  /// `gradient` is undefined if a layer wrote it through its slot, or there is none.
+  void gradient_ready(int unit, std::size_t group, std::size_t param, const at::Tensor& gradient);
+  void end_backward();
+  void segment_starts_again(int unit);
+  void segment_done(int unit) noexcept;
+
+  // --- by hand
+  void unshard(int unit);
+  void reshard(int unit);
+  /// Makes the runtime parameters current: publishes, and closes the write window. Collective: ranks of the data axes.
+  void sync_runtime();
+  /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward or between forward and backward.
+  void begin_update();
+
+  // --- settings that may change between iterations
+  bool reduce_gradients = true;        ///< off: gradients stay local and add up
+  bool cross_replicas = true;          ///< off: reduce inside `shard` only and keep the sum
+  double gradient_divisor = 0;         ///< 0: the number of ranks that see different data
+
+  const DataParallel& parallel() const { return parallel_; }
+  const FullyShardOptions& options() const { return options_; }
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  Counters& counters() { return counters_; }
+  const std::vector<int>& recorded_order() const { return order_; }
+  const std::string& why_not_shared() const { return why_not_shared_; }
+  /// Tells the engine that meta parameters have been given values.
+  void mark_initialised() { uninitialised_.clear(); }
+  /// Gradient destination of a parameter for layers that write their own, undefined outside a backward that wants it; see nn::GradientSlot.
+  std::pair<at::Tensor, bool> claim_gradient(int unit, std::size_t group, std::size_t param);
+
+ private:
+  enum class Pass : std::uint8_t { kNone, kForward, kBackward };
+  void build_units(std::vector<UnitSpec> specs);
+  void place_groups();
+  void hook_parameters(Unit& unit, std::size_t group);
+  void refresh_trainability();
+
+  void begin_forward(int unit);
+  void end_forward();
+  void begin_backward();
+  void reset_iteration();
+  void need(int unit);
+  void start_up_to(std::size_t end);
+  void finish(int unit);
+  void hook_outputs(int unit, std::span<at::Tensor* const> outputs);
+  void hook_inputs(int unit, std::span<at::Tensor* const> inputs);
+  void cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const;
+  bool first_needed_in_backward(int unit) const;
+  void agree_on_order();
+  void expect_gradients(Unit& unit);
+  bool may_post_early(const Unit& unit) const;
+  void post_if_complete(Unit& unit);
+  void post(Unit& unit);
+  void start_ready_reductions();
+  void progress();
+  void drive_until(const comm::WorkPtr& work);
+  void wait_front();
+  void take_buffer(Unit& unit);
+
+  void open_window();
+  void close_window();
+  std::uint64_t update_versions() const;
+
+  DataParallel parallel_;
+  std::string replicate_axis_;
+  FullyShardOptions options_;
+  Counters counters_;
+  BufferPool pool_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::unique_ptr<GradientBuffers> gradient_buffers_;
+  std::string why_not_shared_;
+  std::vector<std::string> uninitialised_;
+
+  // shared runtime buffer
+  std::shared_ptr<comm::SharedBuffer> shared_;
+  std::shared_ptr<comm::EpochBoard> epochs_;
+  std::uint64_t released_epoch_ = 0;
+  std::uint64_t published_epoch_ = 0;
+  bool window_open_ = true;
+  bool needs_publish_ = true;
+  std::uint64_t seen_versions_ = 0;
+
+  // the pass that runs
+  Pass pass_ = Pass::kNone;
+  std::vector<int> stack_;        // units whose forward runs, outermost first
+  bool root_pass_ = false;        // the outermost unit of this pass is the root: the recorded order applies
+  bool training_pass_ = false;
+  std::vector<int> order_;        // unshards of a forward, in order
+  std::vector<int> reduce_order_;
+  bool order_agreed_ = false;
+  std::vector<int> recording_;
+  std::vector<int> pass_order_;
+  std::size_t started_ = 0;       // entries of pass_order_ passed by
+  bool in_backward_ = false;
+  std::size_t next_reduction_ = 0;
+  struct InFlight {
+    int unit;
+    comm::WorkPtr work;
+  };
+  std::deque<InFlight> in_flight_;
+
+  std::vector<std::shared_ptr<void>> gradient_hooks_;
+  std::vector<std::shared_ptr<nn::RecomputeObserver>> segment_observers_;  // by unit
+};
+
+}  // namespace hypershard::shard

@@ -1,0 +1,251 @@
+// The backward half of the engine: gradients arrive, units post, reductions run in the agreed order.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "hypershard/core/clock.h"
+#include "hypershard/core/error.h"
+#include "hypershard/core/trace.h"
+#include "hypershard/shard/engine.h"
+#include "hypershard/shard/internal/autograd_hooks.h"
+
+namespace hypershard::shard {
+
+void Engine::begin_backward() {
+  in_backward_ = true;
+  window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before the end of this backward
+  pass_ = Pass::kBackward;
+  pass_order_.assign(order_.rbegin(), order_.rend());
+  started_ = 0;
+  next_reduction_ = 0;
+  for (const auto& unit : units_) {
+    unit->ready = false;
+    unit->reduced = false;
+    expect_gradients(*unit);
+  }
+  internal::at_end_of_backward([self = weak_from_this()] {
+    if (const auto engine = self.lock()) {
+      engine->end_backward();
+    }
+  });
+}
+
+void Engine::segment_starts_again(int unit) {
+  if (!in_backward_) {
+    begin_backward();
+  }
+  expect_gradients(*units_[static_cast<std::size_t>(unit)]);
+}
+
+// In the last of several segments every gradient must come once more before the unit is complete.
+void Engine::expect_gradients(Unit& unit) {
+  unit.pending = 0;
+  for (const auto& group : unit.groups()) {
+    group->forget_arrivals();
+    unit.pending += group->trainable() ? static_cast<int>(group->params().size()) : 0;
+  }
+}
+
+void Engine::segment_done(int unit) noexcept {
+  Unit& here = *units_[static_cast<std::size_t>(unit)];
+  --here.occurrences.segments_left;
+  // Posting may throw; the next event of the backward does it.
+}
+
+void Engine::pre_backward(int unit) {
+  const ErrorContext context("backward of unit ", units_[static_cast<std::size_t>(unit)]->path());
+  if (!in_backward_) {
+    begin_backward();
+  }
+  progress();
+  need(unit);
+  take_buffer(*units_[static_cast<std::size_t>(unit)]);
+}
+
+void Engine::take_buffer(Unit& unit) {
+  if (unit.has_gradients() || unit.reduced || !unit.has_trainable()) {
+    return;
+  }
+  const std::int64_t start = now_ns();
+  unit.take_gradient_buffer(*gradient_buffers_, !reduce_gradients);
+  counters_.reduce_wait_ns += now_ns() - start;
+}
+
+std::pair<at::Tensor, bool> Engine::claim_gradient(int unit, std::size_t group, std::size_t param) {
+  Unit& here = *units_[static_cast<std::size_t>(unit)];
+  if (!in_backward_ || here.reduced || !here.has_gradients()) {
+    return {};
+  }
+  ParamGroup& target = *here.groups()[group];
+  const bool overwrite = !target.written(param);
+  target.set_written(param);
+  if (!overwrite) {
+    const at::Tensor& view = target.gradient_view(param);
+    counters_.accumulated_bytes += view.numel() * view.element_size();
+  }
+  return {target.gradient_view(param), overwrite};
+}
+
+void Engine::gradient_ready(int unit, std::size_t group, std::size_t param, const at::Tensor& gradient) {
+  Unit& here = *units_[static_cast<std::size_t>(unit)];
+  ParamGroup& target = *here.groups()[group];
+  const std::string& name = target.params()[param].name;
+  const ErrorContext context("gradient of parameter ", name);
+  const bool ran = here.occurrences.plain + here.occurrences.in_segments > 0 || here.has_gradients();
+  HS_CHECK(
+      in_backward_ && ran, "shard: a gradient arrived for parameter '", name, "' but the forward hooks of its unit '", here.path(), "' never ran in this iteration",
+      HS_HINT("call forward() of the hooked module itself, not of a base class (as<Impl>()), and use a parameter only inside its unit's forward")
+  );
+  HS_CHECK(
+      !here.reduced, "shard: a gradient arrived for parameter '", name, "' after its unit '", here.path(), "' had been reduced",
+      HS_HINT("the unit is used again behind its own outputs, or partly recomputed: recompute whole units, or let the parameter belong to a unit that encloses all its uses")
+  );
+  if (gradient.defined()) {
+    take_buffer(here);
+    const c10::NoGradGuard no_grad;
+    at::Tensor destination = target.gradient_view(param);
+    const auto moved = destination.numel() * destination.element_size();
+    if (target.written(param)) {
+      destination.add_(gradient);
+      counters_.accumulated_bytes += moved;
+    } else {
+      destination.copy_(gradient);
+      counters_.copied_bytes += moved;
+      target.set_written(param);
+    }
+  }
+  if (target.arrive(param)) {
+    --here.pending;
+  }
+  post_if_complete(here);
+}
+
+// See NOTE [when a unit posts].
+bool Engine::may_post_early(const Unit& unit) const {
+  const Occurrences& seen = unit.occurrences;
+  if (seen.holds_segments) {
+    return false;
+  }
+  return seen.in_segments == 0 || (seen.plain == 0 && seen.segments_left <= 1);
+}
+
+void Engine::post_if_complete(Unit& unit) {
+  if (unit.pending == 0 && !unit.ready && unit.has_gradients() && may_post_early(unit)) {
+    post(unit);
+  }
+}
+
+void Engine::post(Unit& unit) {
+  unit.ready = true;
+  if (reduce_gradients) {
+    start_ready_reductions();
+  }
+  if (!unit.is_root() && !unit.has_frozen() && !unit.pinned) {
+    unit.reshard();
+  }
+  progress();
+}
+
+void Engine::inputs_done(int unit) {
+  Unit& here = *units_[static_cast<std::size_t>(unit)];
+  const bool later_use = here.occurrences.plain + here.occurrences.in_segments > 1;
+  if (in_backward_ && !here.is_root() && !here.pinned && !later_use && (here.ready || !here.has_trainable())) {
+    here.reshard();
+  }
+}
+
+void Engine::start_ready_reductions() {
+  const double divisor = gradient_divisor > 0 ? gradient_divisor : static_cast<double>(parallel_.data_size);
+  while (next_reduction_ < reduce_order_.size()) {
+    Unit& unit = *units_[static_cast<std::size_t>(reduce_order_[next_reduction_])];
+    if (unit.has_trainable()) {
+      if (!unit.ready) {
+        return;
+      }
+      const TraceSpan span(TraceLane::kReduce, "reduce ", unit.path());
+      in_flight_.push_back({unit.index(), unit.start_reduce(*gradient_buffers_, divisor, cross_replicas, replicate_axis_)});
+    }
+    ++next_reduction_;
+  }
+}
+
+// Does this rank's part of what can be done now, oldest first, and never blocks.
+void Engine::progress() {
+  while (!in_flight_.empty() && in_flight_.front().work->test()) {
+    in_flight_.pop_front();
+  }
+  for (const auto& unit : units_) {
+    unit->advance_unshard();
+  }
+}
+
+void Engine::wait_front() {
+  const InFlight& oldest = in_flight_.front();
+  const TraceSpan span(TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path());
+  oldest.work->wait();
+  in_flight_.pop_front();
+}
+
+void Engine::drive_until(const comm::WorkPtr& work) {
+  while (std::any_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& f) { return f.work == work; })) {
+    wait_front();
+  }
+  work->wait_released();
+}
+
+void Engine::end_backward() {
+  const ErrorContext context("end of backward");
+  // Units that this rank skipped, or whose parameters were not all used: zeros where nothing was written.
+  for (const int index : reduce_order_) {
+    Unit& unit = *units_[static_cast<std::size_t>(index)];
+    if (unit.has_trainable() && !unit.ready) {
+      take_buffer(unit);
+      unit.ready = true;
+    }
+    if (reduce_gradients) {
+      start_ready_reductions();
+    }
+  }
+  start_up_to(pass_order_.size());
+  const std::int64_t start = now_ns();
+  while (!in_flight_.empty()) {
+    wait_front();
+  }
+  counters_.reduce_wait_ns += now_ns() - start;
+  for (const auto& unit : units_) {
+    if (!unit->pinned) {
+      unit->reshard();
+    }
+    unit->occurrences = {};
+    unit->used = false;
+  }
+  in_backward_ = false;
+  pass_ = Pass::kNone;
+  if (reduce_gradients) {
+    needs_publish_ = cross_replicas || needs_publish_;
+    open_window();
+  }
+}
+
+// After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed backward has half-written them.
+void Engine::reset_iteration() {
+  for (const auto& unit : units_) {
+    if (in_backward_) {
+      unit->forget_gradients(*gradient_buffers_);
+    }
+    unit->occurrences = {};
+    unit->used = false;
+    unit->ready = false;
+    unit->reduced = false;
+    if (!unit->pinned) {
+      unit->reshard();
+    }
+  }
+  in_flight_.clear();
+  stack_.clear();
+  in_backward_ = false;
+  pass_ = Pass::kNone;
+}
+
+}  // namespace hypershard::shard

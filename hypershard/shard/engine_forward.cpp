@@ -1,0 +1,227 @@
+// The forward half of the engine: which units are made whole when, and the hooks that let backward find them.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "hypershard/core/clock.h"
+#include "hypershard/core/error.h"
+#include "hypershard/core/log.h"
+#include "hypershard/core/trace.h"
+#include "hypershard/shard/engine.h"
+#include "hypershard/shard/internal/agreement.h"
+#include "hypershard/shard/internal/autograd_hooks.h"
+
+namespace hypershard::shard {
+
+namespace {
+
+bool is_training() { return at::GradMode::is_enabled() || nn::current_recompute_segment() != nullptr; }
+
+}  // namespace
+
+void Engine::pre_forward(int unit, std::span<at::Tensor* const> inputs) {
+  const ErrorContext context("forward of unit ", units_[static_cast<std::size_t>(unit)]->path());
+  if (stack_.empty() && !(in_backward_ && internal::backward_is_running())) {
+    begin_forward(unit);
+  }
+  Unit& here = *units_[static_cast<std::size_t>(unit)];
+  here.used = true;
+  need(unit);
+  stack_.push_back(unit);
+  if (pass_ == Pass::kForward && is_training()) {
+    if (nn::RecomputeSegment* segment = nn::current_recompute_segment()) {
+      ++here.occurrences.in_segments;
+      ++here.occurrences.segments_left;
+      segment->add_observer(segment_observers_[static_cast<std::size_t>(unit)]);
+    }
+    here.occurrences.segment_marks.push_back(nn::num_recompute_segments());
+  }
+  cast_inputs(here, inputs);
+  hook_inputs(unit, inputs);
+}
+
+void Engine::begin_forward(int unit) {
+  if (in_backward_ || pass_ != Pass::kNone) {
+    reset_iteration();  // an exception ended the last one
+  }
+  HS_CHECK(
+      uninitialised_.empty(), "shard: ", uninitialised_.size(), " parameters were built on the meta device and have no values, the first is '",
+      uninitialised_.empty() ? std::string() : uninitialised_.front(), "'", HS_HINT("call initialize(...) or load a checkpoint before the first forward")
+  );
+  if (is_training()) {
+    refresh_trainability();
+  }
+  close_window();
+  pass_ = Pass::kForward;
+  root_pass_ = unit == 0;
+  training_pass_ = is_training();
+  pass_order_ = root_pass_ ? order_ : std::vector<int>();
+  started_ = 0;
+  recording_.clear();
+}
+
+// See NOTE [order of collectives].
+void Engine::start_up_to(std::size_t end) {
+  const std::size_t last = std::min(end, pass_order_.size());
+  for (std::size_t i = started_; i < last; ++i) {
+    units_[static_cast<std::size_t>(pass_order_[i])]->start_unshard();
+  }
+}
+
+void Engine::need(int unit) {
+  if (pass_ == Pass::kForward) {
+    recording_.push_back(unit);
+  }
+  const auto from = pass_order_.begin() + static_cast<std::ptrdiff_t>(started_);
+  const auto found = std::find(from, pass_order_.end(), unit);
+  if (found != pass_order_.end()) {
+    const auto position = static_cast<std::size_t>(found - pass_order_.begin());
+    start_up_to(position + 1);
+    started_ = position + 1;
+  } else {
+    units_[static_cast<std::size_t>(unit)]->start_unshard();
+  }
+  finish(unit);
+  const int ahead = pass_ == Pass::kForward ? options_.forward_prefetch : options_.backward_prefetch;
+  start_up_to(started_ + static_cast<std::size_t>(ahead));
+}
+
+void Engine::finish(int unit) {
+  Unit& target = *units_[static_cast<std::size_t>(unit)];
+  if (target.state() == UnitState::kUnsharded) {
+    return;
+  }
+  const TraceSpan span(TraceLane::kWait, "unshard ", target.path());
+  const std::int64_t start = now_ns();
+  target.finish_unshard();
+  counters_.unshard_wait_ns += now_ns() - start;
+}
+
+void Engine::cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const {
+  if (!options_.precision.compute || !options_.precision.cast_inputs) {
+    return;
+  }
+  for (at::Tensor* input : inputs) {
+    if (input->defined() && input->is_floating_point() && input->scalar_type() != *options_.precision.compute) {
+      HS_ASSERT(unit.index() >= 0);
+      *input = input->to(*options_.precision.compute);
+    }
+  }
+}
+
+// A unit with frozen parameters may still read them when its last gradient has come; it is done when its inputs' gradients are complete.
+void Engine::hook_inputs(int unit, std::span<at::Tensor* const> inputs) {
+  if (pass_ != Pass::kForward || !at::GradMode::is_enabled() || !units_[static_cast<std::size_t>(unit)]->has_frozen()) {
+    return;
+  }
+  for (at::Tensor* input : inputs) {
+    internal::before_backward_of(*input, [self = weak_from_this(), unit] {
+      if (const auto engine = self.lock()) {
+        engine->inputs_done(unit);
+      }
+    });
+  }
+}
+
+void Engine::hook_outputs(int unit, std::span<at::Tensor* const> outputs) {
+  if (!at::GradMode::is_enabled()) {
+    return;
+  }
+  for (at::Tensor* output : outputs) {
+    internal::before_backward_of(*output, [self = weak_from_this(), unit] {
+      if (const auto engine = self.lock()) {
+        engine->pre_backward(unit);
+      }
+    });
+  }
+}
+
+bool Engine::first_needed_in_backward(int unit) const {
+  return order_agreed_ && root_pass_ && at::GradMode::is_enabled() && !order_.empty() && order_.back() == unit;
+}
+
+void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
+  const ErrorContext context("forward of unit ", units_[static_cast<std::size_t>(unit)]->path());
+  Unit& here = *units_[static_cast<std::size_t>(unit)];
+  HS_ASSERT(!stack_.empty() && stack_.back() == unit, "shard: forward of unit '", here.path(), "' ended out of turn");
+  stack_.pop_back();
+  if (here.is_root() && options_.precision.output) {
+    for (at::Tensor* output : outputs) {
+      if (output->defined() && output->is_floating_point()) {
+        *output = output->to(*options_.precision.output);
+      }
+    }
+  }
+  hook_outputs(unit, outputs);
+  if (pass_ == Pass::kBackward) {
+    return;  // a recompute: its backward follows at once
+  }
+  if (is_training()) {
+    Occurrences& seen = here.occurrences;
+    seen.holds_segments = seen.holds_segments || nn::num_recompute_segments() != seen.segment_marks.back();
+    seen.segment_marks.pop_back();
+    seen.plain += nn::current_recompute_segment() == nullptr ? 1 : 0;
+  }
+  const bool running = std::find(stack_.begin(), stack_.end(), unit) != stack_.end();
+  if (here.reshard_after_forward && !here.pinned && !running && !first_needed_in_backward(unit)) {
+    here.reshard();
+  }
+  if (stack_.empty()) {
+    end_forward();
+  }
+}
+
+void Engine::end_forward() {
+  // Units that this rank skipped: start them all the same, their peers may have waited for that.
+  start_up_to(pass_order_.size());
+  for (const int index : pass_order_) {
+    Unit& unit = *units_[static_cast<std::size_t>(index)];
+    if (!unit.used && unit.reshard_after_forward && !unit.pinned) {
+      unit.reshard();
+    }
+  }
+  for (const auto& unit : units_) {
+    unit->used = false;
+  }
+  if (training_pass_ && root_pass_ && !order_agreed_) {
+    agree_on_order();
+  }
+  pass_ = Pass::kNone;
+  if (!training_pass_) {
+    open_window();
+  }
+}
+
+void Engine::forward_failed() noexcept {
+  // Seen by the outermost unit last; the next root forward starts afresh.
+  if (!stack_.empty()) {
+    stack_.pop_back();
+  }
+}
+
+void Engine::agree_on_order() {
+  // The longest forward any rank could record is bounded only by the program; lengths differ if a unit was skipped, so hashes go first.
+  const at::Tensor mine = internal::order_signature(recording_);
+  const bool same = internal::equal_on_all_ranks(*parallel_.control, mine);
+  if (same) {
+    order_ = recording_;
+    reduce_order_.clear();
+    for (const int unit : order_) {
+      if (std::find(reduce_order_.begin(), reduce_order_.end(), unit) == reduce_order_.end()) {
+        reduce_order_.push_back(unit);
+      }
+    }
+    for (const auto& unit : units_) {
+      if (std::find(reduce_order_.begin(), reduce_order_.end(), unit->index()) == reduce_order_.end()) {
+        reduce_order_.push_back(unit->index());
+      }
+    }
+    std::reverse(reduce_order_.begin(), reduce_order_.end());
+  } else {
+    HS_LOG_DEBUG("shard: ranks ran their units in different orders; collectives keep the order of declaration");
+  }
+  order_agreed_ = true;
+}
+
+}  // namespace hypershard::shard

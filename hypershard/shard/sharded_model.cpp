@@ -1,0 +1,181 @@
+// The handle's methods; see fully_shard.h. Clipping and the search for non-finite values are in gradient_norm.cpp.
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "hypershard/core/error.h"
+#include "hypershard/core/suggest.h"
+#include "hypershard/shard/engine.h"
+#include "hypershard/shard/fully_shard.h"
+
+namespace hypershard::shard {
+
+namespace {
+
+struct Place {
+  ParamGroup* group = nullptr;
+  std::size_t param = 0;
+};
+
+Place find_parameter(const Engine& engine, std::string_view name) {
+  std::vector<std::string> names;
+  for (const auto& unit : engine.units()) {
+    for (const auto& group : unit->groups()) {
+      for (std::size_t i = 0; i < group->params().size(); ++i) {
+        const LogicalParam& param = group->params()[i];
+        if (param.name == name || std::find(param.aliases.begin(), param.aliases.end(), name) != param.aliases.end()) {
+          return {group.get(), i};
+        }
+        names.push_back(param.name);
+      }
+    }
+  }
+  HS_FAIL(InvalidArgument, "shard: there is no sharded parameter '", name, "' among ", names.size(), HS_HINT(suggestion(name, names)));
+}
+
+at::Tensor cut_out(const ParamGroup& group, std::size_t param, const at::Tensor& whole) {
+  const layout::Segment& segment = group.packing().segments[param];
+  return whole.narrow(0, segment.offset, segment.numel).view(segment.shape).clone();
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+
+std::vector<UpdateTensor> ShardedModel::update_parameters() const {
+  std::vector<UpdateTensor> all;
+  for (const auto& unit : engine_->units()) {
+    for (const auto& group : unit->groups()) {
+      all.insert(all.end(), group->updates().begin(), group->updates().end());
+    }
+  }
+  return all;
+}
+
+std::vector<at::Tensor> ShardedModel::update_tensors(std::string_view family) const {
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> families;
+  for (const auto& unit : engine_->units()) {
+    for (const auto& group : unit->groups()) {
+      for (const LogicalParam& param : group->params()) {
+        if (std::find(families.begin(), families.end(), param.family) == families.end()) {
+          families.push_back(param.family);
+        }
+      }
+      for (const UpdateTensor& update : group->updates()) {
+        if (family.empty() || update.family == family) {
+          tensors.push_back(update.tensor);
+        }
+      }
+    }
+  }
+  HS_CHECK(
+      family.empty() || std::find(families.begin(), families.end(), family) != families.end(), "shard: no parameter has update family '", family, "'; the model has ", families,
+      HS_HINT(suggestion(family, families))
+  );
+  return tensors;
+}
+
+void ShardedModel::set_requires_gradient_sync(bool on) { engine_->reduce_gradients = on; }
+void ShardedModel::set_requires_all_reduce(bool on) { engine_->cross_replicas = on; }
+
+void ShardedModel::set_gradient_divide_factor(double divisor) {
+  HS_CHECK(std::isfinite(divisor) && divisor > 0, "shard: the gradient divide factor is ", divisor, "; expected a positive number");
+  engine_->gradient_divisor = divisor;
+}
+
+void ShardedModel::set_reshard_after_forward(bool on, std::string_view unit) {
+  if (!unit.empty()) {
+    engine_->units()[static_cast<std::size_t>(unit_index(unit))]->reshard_after_forward = on;
+    return;
+  }
+  for (const auto& each : engine_->units()) {
+    each->reshard_after_forward = on && !each->is_root();
+  }
+}
+
+int ShardedModel::unit_index(std::string_view unit) const {
+  std::vector<std::string> paths;
+  for (const auto& each : engine_->units()) {
+    if (each->path() == unit) {
+      return each->index();
+    }
+    paths.push_back(each->path());
+  }
+  HS_FAIL(InvalidArgument, "shard: there is no unit '", unit, "'; the model has ", paths, HS_HINT(suggestion(unit, paths)));
+}
+
+void ShardedModel::unshard(std::string_view unit) const { engine_->unshard(unit_index(unit)); }
+void ShardedModel::reshard(std::string_view unit) const { engine_->reshard(unit_index(unit)); }
+void ShardedModel::sync_runtime() const { engine_->sync_runtime(); }
+void ShardedModel::begin_update() const { engine_->begin_update(); }
+
+void ShardedModel::zero_grad() const {
+  for (UpdateTensor& update : update_parameters()) {
+    update.tensor.mutable_grad() = at::Tensor();
+  }
+}
+
+at::Tensor ShardedModel::full_parameter(std::string_view name) const {
+  const Place place = find_parameter(*engine_, name);
+  return cut_out(*place.group, place.param, place.group->gather_update(place.group->update_plane()));
+}
+
+at::Tensor ShardedModel::full_gradient(std::string_view name) const {
+  const c10::NoGradGuard no_grad;
+  const Place place = find_parameter(*engine_, name);
+  const ParamGroup& group = *place.group;
+  if (group.gradient_is_fresh()) {
+    return {};
+  }
+  const layout::Range mine = group.update_range();
+  at::Tensor own = at::zeros({mine.numel()}, group.update_plane().options());
+  for (const UpdateTensor& update : group.updates()) {
+    if (update.tensor.grad().defined() && update.range.numel() > 0) {
+      own.narrow(0, update.range.begin - mine.begin, update.range.numel()).copy_(update.tensor.grad());
+    }
+  }
+  return cut_out(group, place.param, place.group->gather_update(own));
+}
+
+std::vector<std::string> ShardedModel::parameter_names() const {
+  std::vector<std::string> names;
+  for (const auto& unit : engine_->units()) {
+    for (const auto& group : unit->groups()) {
+      for (const LogicalParam& param : group->params()) {
+        names.push_back(param.name);
+      }
+    }
+  }
+  return names;
+}
+
+void ShardedModel::initialize(const std::function<nn::Init(std::string_view, at::IntArrayRef)>& init, std::uint64_t seed) const {
+  const c10::NoGradGuard no_grad;
+  const ErrorContext context("initialize");
+  engine_->begin_update();
+  for (const UpdateTensor& update : update_parameters()) {
+    for (const UpdatePiece& piece : update.pieces) {
+      at::Tensor flat = update.tensor.narrow(0, piece.offset, piece.range.numel());
+      nn::fill_range(flat, init(piece.name, piece.shape), seed, piece.name, piece.range.begin);
+    }
+  }
+  engine_->mark_initialised();
+  engine_->sync_runtime();
+}
+
+const Counters& ShardedModel::counters() const { return engine_->counters(); }
+
+void ShardedModel::reset_counters() const {
+  Counters& counters = engine_->counters();
+  const Counters before = counters;
+  counters = {};
+  counters.live_unsharded_bytes = before.live_unsharded_bytes;
+  counters.peak_unsharded_bytes = before.live_unsharded_bytes;
+  counters.gradient_buffer_bytes = before.gradient_buffer_bytes;
+}
+
+}  // namespace hypershard::shard

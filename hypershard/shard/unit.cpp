@@ -1,0 +1,201 @@
+// See unit.h.
+#include "hypershard/shard/unit.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "hypershard/core/error.h"
+
+namespace hypershard::shard {
+
+Unit::Unit(
+    int index, std::string path, bool is_root, std::vector<std::unique_ptr<ParamGroup>> groups, BufferPool* pool, Counters* counters
+)
+    : index_(index), path_(std::move(path)), is_root_(is_root), groups_(std::move(groups)), pool_(pool), counters_(counters) {}
+
+bool Unit::gathers() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->mode() == RuntimeMode::kGathered; });
+}
+
+bool Unit::has_trainable() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->trainable(); });
+}
+
+bool Unit::has_frozen() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->trainable(); });
+}
+
+void Unit::start_unshard() {
+  if (state_ != UnitState::kSharded) {
+    return;
+  }
+  std::int64_t compute_bytes = 0;
+  std::int64_t storage_bytes = 0;
+  for (const auto& group : groups_) {
+    if (group->mode() == RuntimeMode::kGathered) {
+      compute_bytes += align_bytes(group->whole_compute_bytes());
+      storage_bytes += group->dtypes().storage == group->dtypes().compute ? 0 : align_bytes(group->whole_storage_bytes());
+    }
+  }
+  if (compute_bytes > 0) {
+    compute_buffer_ = pool_->acquire(compute_bytes, c10::Device(c10::kCPU));
+  }
+  if (storage_bytes > 0) {
+    storage_buffer_ = pool_->acquire(storage_bytes, c10::Device(c10::kCPU));
+  }
+  auto works = std::make_shared<WorkSet>();
+  std::int64_t compute_at = 0;
+  std::int64_t storage_at = 0;
+  for (const auto& group : groups_) {
+    if (group->mode() != RuntimeMode::kGathered || group->packing().numel == 0) {
+      continue;
+    }
+    const at::Tensor compute = compute_buffer_.narrow(0, compute_at, group->whole_compute_bytes());
+    compute_at += align_bytes(group->whole_compute_bytes());
+    at::Tensor storage = compute;
+    if (group->dtypes().storage != group->dtypes().compute) {
+      storage = storage_buffer_.narrow(0, storage_at, group->whole_storage_bytes());
+      storage_at += align_bytes(group->whole_storage_bytes());
+    }
+    std::vector<StagedWork::Stage> stages;
+    group->add_unshard_stages(stages, storage, compute);
+    works->add(std::move(stages));
+  }
+  if (!works->empty()) {
+    unshard_ = std::move(works);
+    unshard_->start();
+  }
+  state_ = UnitState::kUnsharding;
+  ++counters_->unshards;
+}
+
+void Unit::finish_unshard() {
+  HS_ASSERT(state_ != UnitState::kSharded, "shard: unit '", path_, "' was never started");
+  if (state_ == UnitState::kUnsharded) {
+    return;
+  }
+  if (unshard_) {
+    unshard_->wait();
+  }
+  std::int64_t at = 0;
+  for (const auto& group : groups_) {
+    if (group->mode() == RuntimeMode::kGathered) {
+      group->attach(compute_buffer_.defined() ? compute_buffer_.narrow(0, at, group->whole_compute_bytes()) : at::Tensor());
+      at += align_bytes(group->whole_compute_bytes());
+    } else {
+      group->attach({});
+    }
+  }
+  state_ = UnitState::kUnsharded;
+}
+
+void Unit::reshard() {
+  if (state_ == UnitState::kSharded) {
+    return;
+  }
+  finish_unshard();  // a prefetch nobody used
+  for (const auto& group : groups_) {
+    group->detach();
+  }
+  if (unshard_) {
+    unshard_->wait_released();
+    unshard_ = nullptr;
+  }
+  if (storage_buffer_.defined()) {
+    pool_->release(std::exchange(storage_buffer_, at::Tensor()));
+  }
+  if (compute_buffer_.defined()) {
+    pool_->release(std::exchange(compute_buffer_, at::Tensor()));
+  }
+  state_ = UnitState::kSharded;
+  ++counters_->reshards;
+}
+
+std::int64_t Unit::gradient_bytes() const {
+  std::int64_t total = 0;
+  for (const auto& group : groups_) {
+    total += group->trainable() ? align_bytes(group->whole_reduce_bytes()) : 0;
+  }
+  return total;
+}
+
+void Unit::take_gradient_buffer(GradientBuffers& buffers, bool held) {
+  if (has_gradients_) {
+    return;  // kept from a micro-batch without reduction
+  }
+  if (held_last_) {
+    held_last_->wait_released();
+    held_last_ = nullptr;
+  }
+  has_gradients_ = true;
+  bool all_at_rest = true;
+  for (const auto& group : groups_) {
+    if (group->trainable()) {
+      const at::Tensor rest = group->whole_rest();
+      all_at_rest = all_at_rest && rest.defined();
+      if (rest.defined()) {
+        group->set_gradient_buffer(rest);
+      }
+    }
+  }
+  if (all_at_rest) {
+    return;
+  }
+  at::Tensor memory;
+  if (held) {
+    if (!held_.defined() || held_.numel() != gradient_bytes()) {
+      held_ = at::empty({gradient_bytes()}, at::TensorOptions().dtype(at::kByte));
+      counters_->gradient_buffer_bytes += held_.numel();
+    }
+    memory = held_;
+  } else {
+    buffer_ = buffers.acquire(gradient_bytes());
+    memory = buffer_->bytes;
+  }
+  std::int64_t at = 0;
+  for (const auto& group : groups_) {
+    if (group->trainable()) {
+      if (!group->has_gradient_buffer()) {
+        group->set_gradient_buffer(typed_view(memory, at, group->packing().numel, group->dtypes().reduce));
+      }
+      at += align_bytes(group->whole_reduce_bytes());
+    }
+  }
+}
+
+comm::WorkPtr Unit::start_reduce(GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis) {
+  auto work = std::make_shared<WorkSet>();
+  for (const auto& group : groups_) {
+    if (group->trainable()) {
+      group->complete_gradient();
+      std::vector<StagedWork::Stage> stages;
+      group->add_reduce_stages(stages, divisor, cross, replicate_axis);
+      work->add(std::move(stages));
+    }
+    group->drop_gradient_buffer();
+  }
+  work->start();
+  if (buffer_ != nullptr) {
+    buffers.release(std::exchange(buffer_, nullptr), work);
+  } else {
+    held_last_ = work;
+  }
+  has_gradients_ = false;
+  reduced = true;
+  ++counters_->reductions;
+  return work;
+}
+
+void Unit::forget_gradients(GradientBuffers& buffers) {
+  for (const auto& group : groups_) {
+    group->drop_gradient_buffer();
+  }
+  if (buffer_ != nullptr) {
+    buffers.release(std::exchange(buffer_, nullptr), nullptr);
+  }
+  has_gradients_ = false;
+}
+
+}  // namespace hypershard::shard

@@ -1,0 +1,90 @@
+// A unit: what is unsharded together, normally one transformer block.
+// It carries its groups through unshard, reshard and reduction; when that happens is the engine's business.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hypershard/shard/buffer_pool.h"
+#include "hypershard/shard/gradient_buffers.h"
+#include "hypershard/shard/group.h"
+#include "hypershard/shard/staged_work.h"
+
+namespace hypershard::shard {
+
+/// Whether a unit's parameters can be read.
+enum class UnitState : std::uint8_t { kSharded, kUnsharding, kUnsharded };
+
+/// What a unit went through since the last backward ended; see NOTE [when a unit posts].
+struct Occurrences {
+  int plain = 0;              ///< forwards that keep activations
+  int in_segments = 0;        ///< forwards inside a recompute segment
+  int segments_left = 0;      ///< of those, backward not yet done
+  bool holds_segments = false;  ///< a recompute segment began inside this unit's forward
+  std::vector<std::int64_t> segment_marks;  ///< per running forward: segments started before it
+};
+
+/// One unit on one rank. Owned by the engine; threads: the rank's.
+class Unit {
+ public:
+  Unit(int index, std::string path, bool is_root, std::vector<std::unique_ptr<ParamGroup>> groups, BufferPool* pool, Counters* counters);
+
+  int index() const { return index_; }
+  const std::string& path() const { return path_; }
+  bool is_root() const { return is_root_; }
+  const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
+  UnitState state() const { return state_; }
+  /// Tells whether some group must be made whole by communication.
+  bool gathers() const;
+  bool has_trainable() const;
+  bool has_frozen() const;
+
+  // --- parameters
+  void start_unshard();
+  void finish_unshard();
+  void reshard();
+  void advance_unshard() {
+    if (state_ == UnitState::kUnsharding && unshard_) {
+      unshard_->test();
+    }
+  }
+
+  // --- gradients
+  std::int64_t gradient_bytes() const;
+  bool has_gradients() const { return has_gradients_; }
+  /// Takes a buffer for the gradients of this accumulation; `held` makes it private, for micro-batches without reduction.
+  void take_gradient_buffer(GradientBuffers& buffers, bool held);
+  /// Starts the reduction and gives the buffer back.
+  comm::WorkPtr start_reduce(GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis);
+  void forget_gradients(GradientBuffers& buffers);
+
+  // --- one iteration, kept by the engine
+  bool reshard_after_forward = true;
+  bool pinned = false;    ///< unsharded by hand: the engine leaves it so
+  bool used = false;      ///< forward ran in this pass
+  bool ready = false;     ///< every gradient of this backward is written
+  bool reduced = false;   ///< reduction started
+  int pending = 0;        ///< trainable parameters whose gradient has not come
+  Occurrences occurrences;
+
+ private:
+  int index_;
+  std::string path_;
+  bool is_root_;
+  std::vector<std::unique_ptr<ParamGroup>> groups_;
+  BufferPool* pool_;
+  Counters* counters_;
+
+  UnitState state_ = UnitState::kSharded;
+  at::Tensor compute_buffer_;
+  at::Tensor storage_buffer_;
+  std::shared_ptr<WorkSet> unshard_;  // kept until reshard: peers may read from our buffer
+
+  bool has_gradients_ = false;
+  GradientBuffers::Buffer* buffer_ = nullptr;
+  at::Tensor held_;          // private buffer of micro-batches without reduction; kept once allocated
+  comm::WorkPtr held_last_;  // the reduction that last read it, or a gradient plane used as buffer
+};
+
+}  // namespace hypershard::shard
