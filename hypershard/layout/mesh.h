@@ -29,6 +29,7 @@ struct MeshAxis {
 /// Immutable. Threads: const methods may be called from any thread.
 class DeviceMesh {
  public:
+  /// Takes the axes from slowest to fastest; no axes at all make a mesh of one rank.
   /// Errors: InvalidArgument if an axis has no name, a repeated name or a size < 1, or if the
   /// sizes' product is not the topology's world size.
   DeviceMesh(std::vector<MeshAxis> axes, Topology topology);
@@ -39,20 +40,22 @@ class DeviceMesh {
   const Topology& topology() const { return topology_; }
   bool has_axis(std::string_view name) const;
 
-  /// Returns the index of the axis. Errors: InvalidArgument naming the axes there are and the
-  /// nearest one.
+  /// Returns the index of the axis.
+  /// Errors: InvalidArgument naming the axes there are and the nearest one.
   int axis_index(std::string_view name) const;
   int axis_size(std::string_view name) const;
 
   /// Returns the coordinate of `rank` along an axis.
+  /// Errors: InvalidArgument for an unknown axis or a rank out of range.
   int coordinate(int rank, std::string_view axis) const;
 
   /// Returns the ranks that share all coordinates of `rank` but those on `group_axes`; the first
-  /// axis named is the slowest. An empty list gives {rank}. Errors: InvalidArgument for an unknown
-  /// or repeated axis, or a rank out of range.
+  /// axis named is the slowest. An empty list gives {rank}. All members get the same list.
+  /// Errors: InvalidArgument for an unknown or repeated axis, or a rank out of range.
   std::vector<int> group(std::span<const std::string> group_axes, int rank) const;
 
   /// Returns kIntra if every group along `group_axes` lies inside one supernode.
+  /// Errors: InvalidArgument for an unknown or repeated axis.
   Tier tier(std::span<const std::string> group_axes) const;
 
  private:

@@ -13,7 +13,7 @@ namespace hypershard::layout {
 /// Threads: const methods may be called from any thread.
 class Topology {
  public:
-  /// Puts all ranks in one supernode.
+  /// Puts all ranks in one supernode. Errors: InvalidArgument if `world_size` < 1.
   static Topology single_supernode(int world_size);
 
   /// Builds from one label a rank; equal labels mean the same supernode.
@@ -30,6 +30,7 @@ class Topology {
   const std::vector<int>& ranks_of(int supernode) const;
 
   /// Tells whether all of `ranks` lie in one supernode (true for an empty list).
+  /// Errors: InvalidArgument if a rank is out of range.
   bool all_in_one_supernode(const std::vector<int>& ranks) const;
 
  private:
