@@ -23,8 +23,9 @@ constexpr std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t seed = 
   return hash;
 }
 
-/// Hashes raw memory.
-inline std::uint64_t hash_bytes(
+/// Hashes raw memory. Not an overload: a literal would prefer `const void*` and its hash become a
+/// size.
+inline std::uint64_t hash_memory(
     const void* data, std::size_t num_bytes, std::uint64_t seed = kHashSeed
 ) {
   return hash_bytes(std::string_view(static_cast<const char*>(data), num_bytes), seed);
