@@ -1,5 +1,5 @@
-// A record of the collectives a communicator has started: the oracle of tests, the checksum of validation mode,
-// and the last words of a rank that hangs.
+// A record of the collectives a communicator has started: the oracle of tests, the checksum of
+// validation mode, and the last words of a rank that hangs.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,14 @@
 namespace hypershard::comm {
 
 /// What a communicator can do.
-enum class Op : std::uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
+enum class Op : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kBarrier
+};
 std::string to_text(Op op);
 
 /// One collective as this rank started it.
@@ -20,7 +27,8 @@ struct LogEntry {
   std::string communicator;  ///< its name, normally the mesh axis
   std::string unit;          ///< what it was for, e.g. `blocks.3`
   std::string dtype;
-  std::int64_t payload_bytes = 0;  ///< bytes of the whole tensor (gathered, or before reduction) on this rank
+  std::int64_t payload_bytes =
+      0;  ///< bytes of the whole tensor (gathered, or before reduction) on this rank
   bool operator==(const LogEntry&) const = default;
 };
 std::string to_text(const LogEntry& entry);

@@ -1,8 +1,6 @@
-// Collectives on plain tensors over one group of ranks: the one interface that all back ends implement.
-// The engine, the optimizers and the plans talk to ranks through this class only.
+// Collectives on plain tensors over one group of ranks: the one interface that all back ends
+// implement. The engine, the optimizers and the plans talk to ranks through this class only.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "hypershard/comm/arena.h"
 #include "hypershard/comm/collective_log.h"
 #include "hypershard/comm/work.h"
@@ -18,7 +18,8 @@
 
 namespace hypershard::comm {
 
-/// How values of several ranks are joined. There is no average: sum, then divide where it is documented.
+/// How values of several ranks are joined. There is no average: sum, then divide where it is
+/// documented.
 enum class ReduceOp : std::uint8_t { kSum, kMax, kMin };
 std::string to_text(ReduceOp op);
 
@@ -33,20 +34,24 @@ struct GroupInfo {
 
 /// Time and traffic of one communicator since birth. Units: nanoseconds, bytes.
 struct CommStats {
-  std::int64_t wait_ns = 0;    ///< the calling thread stood in wait()/wait_released()/wait_all() with nothing to do
+  std::int64_t wait_ns =
+      0;  ///< the calling thread stood in wait()/wait_released()/wait_all() with nothing to do
   std::int64_t reduce_ns = 0;  ///< the calling thread did arithmetic or copies of a collective
-  std::int64_t staged_bytes = 0;  ///< copied into or out of staging because a tensor was not in shared memory
+  std::int64_t staged_bytes =
+      0;  ///< copied into or out of staging because a tensor was not in shared memory
 };
 
 /// Asynchronous collectives over one group.
 ///
-/// Collective: all ranks of the group call the same methods in the same order with matching sizes and dtypes. Back ends that can
-/// (local, shm) compare a signature of each call between ranks and throw on both when they differ.
-/// Tensors: contiguous, on one device, of any floating dtype (fp64, fp32, bf16, fp16) or an integer, uint8 or bool dtype
-/// where no arithmetic is done; zero-size tensors are ordinary. Sums of bf16 and fp16 are accumulated in fp32, in rank order, so the
-/// same inputs give the same bits on every run.
-/// Memory: the tensors are held until the Work is done; the caller may not write inputs nor read outputs before wait() (and see Work::wait_released).
-/// Threads: one calling thread. Errors: InvalidArgument at the call for a bad shape or dtype; CommError from wait().
+/// Collective: all ranks of the group call the same methods in the same order with matching sizes
+/// and dtypes. Back ends that can (local, shm) compare a signature of each call between ranks and
+/// throw on both when they differ. Tensors: contiguous, on one device, of any floating dtype (fp64,
+/// fp32, bf16, fp16) or an integer, uint8 or bool dtype where no arithmetic is done; zero-size
+/// tensors are ordinary. Sums of bf16 and fp16 are accumulated in fp32, in rank order, so the same
+/// inputs give the same bits on every run. Memory: the tensors are held until the Work is done; the
+/// caller may not write inputs nor read outputs before wait() (and see Work::wait_released).
+/// Threads: one calling thread. Errors: InvalidArgument at the call for a bad shape or dtype;
+/// CommError from wait().
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -61,20 +66,30 @@ class Communicator {
 
   /// Gathers each rank's `input` into `output` in rank order.
   ///
-  /// Shapes: 1-D views by numel; `counts[r]` elements come from rank r ({} = even: output.numel() / size each); input.numel() == counts[rank].
-  /// In place: `input` may be the very slice of `output` where it ends up; then this rank copies nothing.
-  /// Collective: yes.
-  /// Errors: InvalidArgument if counts, sizes or dtypes do not fit; CommError from Work::wait().
-  WorkPtr all_gather(at::Tensor output, at::Tensor input, std::span<const std::int64_t> counts = {}, std::string_view unit = {});
+  /// Shapes: 1-D views by numel; `counts[r]` elements come from rank r ({} = even: output.numel() /
+  /// size each); input.numel() == counts[rank]. In place: `input` may be the very slice of `output`
+  /// where it ends up; then this rank copies nothing. Collective: yes. Errors: InvalidArgument if
+  /// counts, sizes or dtypes do not fit; CommError from Work::wait().
+  WorkPtr all_gather(
+      at::Tensor output,
+      at::Tensor input,
+      std::span<const std::int64_t> counts = {},
+      std::string_view unit = {}
+  );
 
-  /// Reduces `input` over all ranks and leaves on rank r its slice of counts[r] elements in `output`.
+  /// Reduces `input` over all ranks and leaves on rank r its slice of counts[r] elements in
+  /// `output`.
   ///
-  /// Shapes: input.numel() == sum(counts); output.numel() == counts[rank]. In place: `output` may be that slice of `input`, or lie elsewhere. Output may have a wider
-  /// floating dtype than input (bf16 in, fp32 out).
-  /// Collective: yes.
-  /// Errors: as for all_gather.
-  WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, std::span<const std::int64_t> counts = {}, ReduceOp op = ReduceOp::kSum,
-                         std::string_view unit = {});
+  /// Shapes: input.numel() == sum(counts); output.numel() == counts[rank]. In place: `output` may
+  /// be that slice of `input`, or lie elsewhere. Output may have a wider floating dtype than input
+  /// (bf16 in, fp32 out). Collective: yes. Errors: as for all_gather.
+  WorkPtr reduce_scatter(
+      at::Tensor output,
+      at::Tensor input,
+      std::span<const std::int64_t> counts = {},
+      ReduceOp op = ReduceOp::kSum,
+      std::string_view unit = {}
+  );
 
   /// Reduces `tensor` over all ranks in place; all ranks get the same bits.
   /// Collective: yes.
@@ -90,8 +105,13 @@ class Communicator {
   /// Shapes: runs are given by element counts; {} = even.
   /// Collective: yes; input_counts[r] here equals output_counts[this rank] there.
   /// Errors: as for all_gather.
-  WorkPtr all_to_all(at::Tensor output, at::Tensor input, std::span<const std::int64_t> output_counts = {},
-                     std::span<const std::int64_t> input_counts = {}, std::string_view unit = {});
+  WorkPtr all_to_all(
+      at::Tensor output,
+      at::Tensor input,
+      std::span<const std::int64_t> output_counts = {},
+      std::span<const std::int64_t> input_counts = {},
+      std::string_view unit = {}
+  );
 
   /// Completes when every rank has called it.
   /// Collective: yes.
@@ -100,12 +120,16 @@ class Communicator {
 
   /// Tells whether the ranks can map each other's memory (allocate_*, make_epoch_board).
   virtual bool has_shared_memory() const { return false; }
-  /// Allocates one buffer mapped by all ranks. Collective: yes, equal `bytes`. Errors: Unsupported without shared memory; CommError if
-  /// a rank cannot allocate.
+  /// Allocates one buffer mapped by all ranks. Collective: yes, equal `bytes`. Errors: Unsupported
+  /// without shared memory; CommError if a rank cannot allocate.
   virtual std::shared_ptr<SharedBuffer> allocate_shared(std::int64_t bytes, std::string_view what);
-  /// Allocates a region a rank, readable by all. Collective: yes, equal `bytes`. Errors: as for allocate_shared.
-  virtual std::shared_ptr<SymmetricArena> allocate_symmetric(std::int64_t bytes, std::string_view what);
-  /// Makes counters shared by all ranks. Collective: yes, equal `num_rows`. Errors: as for allocate_shared.
+  /// Allocates a region a rank, readable by all. Collective: yes, equal `bytes`. Errors: as for
+  /// allocate_shared.
+  virtual std::shared_ptr<SymmetricArena> allocate_symmetric(
+      std::int64_t bytes, std::string_view what
+  );
+  /// Makes counters shared by all ranks. Collective: yes, equal `num_rows`. Errors: as for
+  /// allocate_shared.
   virtual std::shared_ptr<EpochBoard> make_epoch_board(int num_rows, std::string_view what);
 
   virtual CommStats stats() const { return {}; }
@@ -133,6 +157,7 @@ class Communicator {
 
   GroupInfo info_;
   CollectiveLog log_;
+  std::uint64_t next_sequence_ = 0;
 };
 
 }  // namespace hypershard::comm

@@ -8,11 +8,11 @@ namespace hypershard::comm {
 
 /// A collective that has been started.
 ///
-/// Life cycle: started by a Communicator method; `wait()` once or more; then destroyed. Destroying an unfinished Work neither cancels nor
-/// waits: the tensors it holds stay alive until the back end is done with them.
-/// A back end may do its part of the work inside test() and wait() (shared memory does), so that a rank which never
-/// waits holds back its peers; a Communicator drives older works of its own before a newer one.
-/// Threads: one thread at a time, the communicator's own.
+/// Life cycle: started by a Communicator method; `wait()` once or more; then destroyed. Destroying
+/// an unfinished Work neither cancels nor waits: the tensors it holds stay alive until the back end
+/// is done with them. A back end may do its part of the work inside test() and wait() (shared
+/// memory does), so that a rank which never waits holds back its peers; a Communicator drives older
+/// works of its own before a newer one. Threads: one thread at a time, the communicator's own.
 class Work {
  public:
   virtual ~Work() = default;
@@ -22,10 +22,12 @@ class Work {
   virtual bool test() = 0;
 
   /// Blocks until the result may be read by the current thread (on devices: by the current stream).
-  /// Errors: CommError naming operation, communicator, unit, sequence number and the peers that lag or died.
+  /// Errors: CommError naming operation, communicator, unit, sequence number and the peers that lag
+  /// or died.
   virtual void wait() = 0;
 
-  /// Blocks until this rank's input may be written again; implies wait(). Differs from wait() only where peers read it in place.
+  /// Blocks until this rank's input may be written again; implies wait(). Differs from wait() only
+  /// where peers read it in place.
   virtual void wait_released() { wait(); }
 };
 using WorkPtr = std::shared_ptr<Work>;

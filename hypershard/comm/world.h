@@ -1,5 +1,6 @@
 // The job as one rank sees it: who am I, who else is there, how do we reach each other.
-// Built from the launcher's environment for processes, by run_ranks for threads, by hand for tests and planning.
+// Built from the launcher's environment for processes, by run_ranks for threads, by hand for tests
+// and planning.
 #pragma once
 
 #include <memory>
@@ -19,20 +20,22 @@ enum class Backend { kAuto, kShm, kC10d };
 
 /// How a process joins its job.
 struct WorldOptions {
-  Backend backend = Backend::kAuto;  ///< kAuto: shm inside a supernode, c10d between; kC10d: c10d everywhere
-  double timeout_s = 0;              ///< 0: HS_TIMEOUT_S
+  Backend backend =
+      Backend::kAuto;    ///< kAuto: shm inside a supernode, c10d between; kC10d: c10d everywhere
+  double timeout_s = 0;  ///< 0: HS_TIMEOUT_S
 };
 
 /// One rank's view of the job.
 ///
-/// Owned by shared_ptr; communicators keep what they need alive. Destruction order: communicators first, then the world; `shutdown()` is a
-/// collective that ends the job cleanly (without it, peers see this rank's exit as a death).
-/// Threads: one calling thread.
+/// Owned by shared_ptr; communicators keep what they need alive. Destruction order: communicators
+/// first, then the world; `shutdown()` is a collective that ends the job cleanly (without it, peers
+/// see this rank's exit as a death). Threads: one calling thread.
 class World : public std::enable_shared_from_this<World> {
  public:
-  /// Joins the job described by the launcher's environment (torchrun, srun, mpirun, `hypershard --ranks`); without any, a job of one rank.
-  /// Collective: all ranks of the job.
-  /// Errors: InvalidArgument for a contradictory or malformed environment (names the variables); CommError if the peers do not appear in time.
+  /// Joins the job described by the launcher's environment (torchrun, srun, mpirun, `hypershard
+  /// --ranks`); without any, a job of one rank. Collective: all ranks of the job. Errors:
+  /// InvalidArgument for a contradictory or malformed environment (names the variables); CommError
+  /// if the peers do not appear in time.
   static std::shared_ptr<World> join(const WorldOptions& options = {});
 
   virtual ~World() = default;
@@ -42,11 +45,17 @@ class World : public std::enable_shared_from_this<World> {
   double timeout_s() const { return timeout_s_; }
   virtual std::string description() const = 0;  ///< one line for logs and `info`
 
-  /// Makes (or returns the existing) communicator over `global_ranks`; this rank must be among them.
-  /// Collective: the ranks named, in one order over all communicators they share.
-  std::shared_ptr<Communicator> communicator(const std::string& name, const std::vector<int>& global_ranks);
+  /// Makes (or returns the existing) communicator over `global_ranks`; this rank must be among
+  /// them. Collective: the ranks named, in one order over all communicators they share.
+  std::shared_ptr<Communicator> communicator(
+      const std::string& name, const std::vector<int>& global_ranks
+  );
   /// Returns the communicator over all ranks.
   std::shared_ptr<Communicator> world_communicator();
+
+  /// Describes the newest collective of each communicator, for reports on a rank that failed or
+  /// hangs.
+  std::string last_collectives() const;
 
   /// Ends the job's use of the network and shared memory after a barrier. Collective: all ranks.
   virtual void shutdown() = 0;
@@ -65,7 +74,8 @@ class World : public std::enable_shared_from_this<World> {
 /// A world with a mesh over it: communicators by axis name.
 class ProcessMesh {
  public:
-  /// Collective: all ranks of the world. Errors: InvalidArgument if the mesh's size is not the world's.
+  /// Collective: all ranks of the world. Errors: InvalidArgument if the mesh's size is not the
+  /// world's.
   ProcessMesh(std::shared_ptr<World> world, layout::DeviceMesh mesh);
 
   World& world() const { return *world_; }
@@ -74,7 +84,8 @@ class ProcessMesh {
 
   /// Returns the communicator along one axis. Errors: InvalidArgument for an unknown axis.
   std::shared_ptr<Communicator> axis(std::string_view name) const;
-  /// Returns the communicator over several axes, the first the slowest; {} gives the rank alone. Collective on first use.
+  /// Returns the communicator over several axes, the first the slowest; {} gives the rank alone.
+  /// Collective on first use.
   std::shared_ptr<Communicator> axes(std::span<const std::string> names) const;
 
  private:

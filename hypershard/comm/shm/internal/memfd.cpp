@@ -1,0 +1,131 @@
+// Why: see memfd.h. A descriptor may be closed once its memory is mapped.
+#include "hypershard/comm/shm/internal/memfd.h"
+
+#include <algorithm>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "hypershard/core/error.h"
+
+namespace hypershard::comm::internal {
+namespace {
+
+/// Two mappings of the same pages, or one twice.
+class MappedMemory : public SharedBuffer {
+ public:
+  MappedMemory(std::byte* read, std::byte* write, std::int64_t bytes)
+      : read_(read), write_(write), bytes_(bytes) {}
+  MappedMemory(const MappedMemory&) = delete;
+  MappedMemory& operator=(const MappedMemory&) = delete;
+  ~MappedMemory() override {
+    munmap(write_, static_cast<std::size_t>(bytes_));
+    if (read_ != write_) {
+      munmap(read_, static_cast<std::size_t>(bytes_));
+    }
+  }
+
+  const std::byte* read() const override { return read_; }
+  std::byte* write() const override { return write_; }
+  std::int64_t bytes() const override { return bytes_; }
+
+ private:
+  std::byte* read_;
+  std::byte* write_;
+  std::int64_t bytes_;
+};
+
+/// The kernel maps at least a byte.
+std::int64_t at_least_one(std::int64_t bytes) {
+  return std::max<std::int64_t>(1, bytes);
+}
+
+std::byte* map(int fd, std::int64_t bytes, int protection, int flags, std::string_view what) {
+  void* address =
+      mmap(nullptr, static_cast<std::size_t>(bytes), protection, MAP_SHARED | flags, fd, 0);
+  if (address == MAP_FAILED) {
+    HS_FAIL(
+        CommError,
+        "comm.shm: cannot map ",
+        bytes,
+        " bytes of shared memory for ",
+        what,
+        ": ",
+        errno_text(errno)
+    );
+  }
+  return static_cast<std::byte*>(address);
+}
+
+}  // namespace
+
+OwnedFd& OwnedFd::operator=(OwnedFd&& other) noexcept {
+  reset();
+  fd_ = std::exchange(other.fd_, -1);
+  return *this;
+}
+
+OwnedFd::~OwnedFd() {
+  reset();
+}
+
+void OwnedFd::reset() {
+  if (fd_ >= 0) {
+    close(std::exchange(fd_, -1));
+  }
+}
+
+OwnedFd create_memory(std::int64_t bytes, std::string_view what, RegionUse use) {
+  const std::int64_t size = at_least_one(bytes);
+  OwnedFd fd(memfd_create("hypershard", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const char* step = "create";
+  int error = 0;
+  if (!fd.valid()) {
+    error = errno;
+  } else if (ftruncate(fd.get(), size) != 0) {
+    step = "size";
+    error = errno;
+  } else if (use == RegionUse::kData && fallocate(fd.get(), 0, 0, size) != 0) {
+    step = "reserve";
+    error = errno;
+  } else if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    step = "seal";
+    error = errno;
+  }
+  if (error != 0) {
+    HS_FAIL(
+        CommError,
+        "comm.shm: cannot ",
+        step,
+        " ",
+        size,
+        " bytes of shared memory for ",
+        what,
+        ": ",
+        errno_text(error),
+        HS_HINT("shared memory counts as memory in use: look at free memory and memory limits")
+    );
+  }
+  return fd;
+}
+
+std::shared_ptr<SharedBuffer> map_memory(
+    int fd, std::int64_t bytes, std::string_view what, RegionUse use
+) {
+  const std::int64_t size = at_least_one(bytes);
+  const int populate = use == RegionUse::kData ? MAP_POPULATE : 0;
+  std::byte* write = map(fd, size, PROT_READ | PROT_WRITE, populate, what);
+  if (use == RegionUse::kControl) {
+    return std::make_shared<MappedMemory>(write, write, size);
+  }
+  try {
+    std::byte* read = map(fd, size, PROT_READ, populate, what);
+    return std::make_shared<MappedMemory>(read, write, size);
+  } catch (...) {
+    munmap(write, static_cast<std::size_t>(size));
+    throw;  // raw-throw: passes on the error after unmapping the first half
+  }
+}
+
+}  // namespace hypershard::comm::internal
