@@ -4,9 +4,10 @@
 Every class, struct, enum and function at namespace scope and every public member function of the
 installed headers has a `///` line above it. Exempt: constructors, destructors, operators,
 overrides, deleted and defaulted functions, getters (const, without parameters), members with a
-body on the spot, questions (`is_x`, `has_x`), `to_text` overloads, types inside a class, and
-declarations that follow a documented one without a blank line (an overload set). A block that says
-`Collective:` also says `Errors:`.
+body on the spot, questions (`is_x`, `has_x`), `to_text` overloads, types inside a class, headers
+that only tests include, declarations that follow a documented one without a blank line (an overload
+set), and functions that a block of the same header names in backquotes. A block that says
+`Collective:` also says `Errors:`, unless a class's own block does.
 """
 
 import re
@@ -119,6 +120,8 @@ def needs_doc(head, scopes, has_body):
     if re.match(r"[A-Z_]+\(", text):  # a macro call
         return None
     name = re.search(r"(~?\w+)\s*\(", text).group(1)
+    if f"::{name}" in text.split("(")[0]:
+        return None  # the definition of a member outside its class
     # A declared variable with an initializer in brackets or a default member value.
     if "=" in text.split("(")[0]:
         return None
@@ -133,6 +136,11 @@ def needs_doc(head, scopes, has_body):
     if in_class and parameters.startswith(")") and re.search(r"\)\s*const\b", text):
         return None
     return "function"
+
+
+def function_name(head):
+    match = re.search(r"(\w+)\s*\(", re.sub(r"template\s*<.*?>\s*(?=[A-Za-z\[])", "", head, flags=re.S))
+    return match.group(1) if match else ""
 
 
 def is_documented(lines, index):
@@ -150,6 +158,13 @@ def is_documented(lines, index):
 
 def check_blocks(report, name, lines):
     block, start = [], 0
+    for number, line in enumerate(lines):
+        if re.match(r"(class|struct)\b", line) and not line.rstrip().endswith(";"):
+            above = number - 1
+            while above >= 0 and lines[above].startswith("///"):
+                if "Errors:" in lines[above]:
+                    return
+                above -= 1
     for number, line in enumerate(lines + [""], 1):
         if line.strip().startswith("///"):
             if not block:
@@ -165,9 +180,11 @@ def check_blocks(report, name, lines):
 def main():
     report = tree.Report("check_doc_blocks")
     documented = 0
+    test_headers, listed = tree.test_headers(), tree.listed_headers()
     for name in tree.files(".h"):
         module = tree.module_of(name)
-        if not module or "/internal/" in name or "/gloo_decl/" in name or name.endswith("_inl.h"):
+        if not module or "/internal/" in name or "/gloo_decl/" in name or name.endswith("_inl.h") \
+                or name in test_headers or listed.get(name) == "PRIVATE_HEADERS":
             continue
         text = tree.read(name)
         lines = text.split("\n")
@@ -179,7 +196,9 @@ def main():
                 continue
             offset += len(head) - len(head.lstrip())
             index = code.count("\n", 0, offset)
-            if is_documented(lines, index) or "///<" in lines[index]:
+            named = what == "function" and re.search(
+                r"///[^\n]*`" + re.escape(function_name(head)) + r"\b", text)
+            if is_documented(lines, index) or "///<" in lines[index] or named:
                 documented += 1
             else:
                 report.add(name, index + 1, f"undocumented {what}: {lines[index].strip()[:70]}")

@@ -79,9 +79,9 @@ def check_rules(report, name, text):
             if "raw-throw:" not in before:
                 report.add(name, number, "raw throw: use HS_CHECK or HS_FAIL, or say why in a "
                                          "'// raw-throw:' comment")
-        if re.search(r"(?<![\w.>])(?:std::)?(?:exit|abort|quick_exit|terminate)\s*\(", line):
-            if "NOLINT" not in original and not re.search(r"\b(void|auto|bool)\s+abort\(", line):
-                report.add(name, number, "the library must not end the process")
+        ends = re.search(r"(?:\bstd::|(?<![\w.>:]))(?:_?exit|abort|quick_exit|terminate)\s*\(", line)
+        if ends and "NOLINT" not in original and not re.search(r"\b(void|auto|bool)\s+\w+\(", line):
+            report.add(name, number, "the library must not end the process")
         if re.search(r"\bstd::(cout|cerr)\b", line):
             report.add(name, number, "the library must not print; use the log")
         if re.search(r"catch\s*\(\s*\.\.\.\s*\)", line):

@@ -100,6 +100,50 @@ def blank_out(text, strings=True):
     return pattern.sub(spaces, re.sub(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F])", "_", text))
 
 
+def test_headers():
+    """Returns the headers that only tests include, which follow the rules of tests.
+
+    A header counts when it is included at all, and by nothing but tests and other such headers.
+    """
+    users = {}
+    for name in cpp_files():
+        for _, path, _ in includes(read(name)):
+            if path.startswith("hypershard/") and path.endswith(".h"):
+                users.setdefault(path, set()).add(name)
+    found, grew = set(), True
+    while grew:
+        grew = False
+        for path, names in users.items():
+            own_source = path[:-2] + ".cpp"
+            if path in found or module_of(path) == "testing":
+                continue
+            named = {name for name in names if name != own_source}
+            if named and all(is_test(name) or name in found for name in named) and \
+                    path not in listed_headers():
+                found.add(path)
+                grew = True
+    return found
+
+
+_LISTED = {}
+
+
+def listed_headers():
+    """Returns {header: "PUBLIC_HEADERS" or "PRIVATE_HEADERS"} from the hs_module calls."""
+    if not _LISTED:
+        for name in files("CMakeLists.txt"):
+            folder = os.path.dirname(name)
+            text = re.sub(r"#[^\n]*", "", read(name))
+            for call in re.findall(r"hs_module\s*\((.*?)\)", text, re.S):
+                keyword = ""
+                for word in call.split():
+                    if re.fullmatch(r"[A-Z_]+", word):
+                        keyword = word
+                    elif word.endswith(".h"):
+                        _LISTED[os.path.normpath(os.path.join(folder, word))] = keyword
+    return _LISTED
+
+
 class Report:
     """Collects findings and turns them into the lint's exit code."""
 
