@@ -199,7 +199,7 @@ void read_value(
   schema.given[entry.path()] = {.value = *value, .where = where};
 }
 
-std::string quoted_list(const std::vector<std::string>& names) {
+std::string joined(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) {
     text += (text.empty() ? "" : ", ") + name;
@@ -213,16 +213,15 @@ std::string unknown_text(
 ) {
   const std::vector<std::string> names = schema.names_in(section);
   std::string text = is_table ? "unknown section" : "unknown key";
-  if (const std::string meant = suggestion(name, names); !meant.empty()) {
-    text += "; " + meant;
-  }
   for (const ConfigEntry& entry : schema.entries) {
     if (entry.key == name && entry.section != section) {
       text += "; there is a key " + entry.path();
     }
   }
   const std::string owner = section.empty() ? "the top of the file" : "[" + section + "]";
-  return text + "; " + owner + " takes " + quoted_list(names);
+  text += "; " + owner + " takes " + joined(names);
+  const std::string meant = suggestion(name, names);
+  return meant.empty() ? text : text + "; " + meant;
 }
 
 void read_table(SchemaState& schema, const toml::table& table, const std::string& section) {

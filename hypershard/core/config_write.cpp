@@ -54,7 +54,8 @@ std::string table_text(const PatternTable<T>& table) {
   return text + (table.empty() ? "}" : " }");
 }
 
-/// Joins bounds that exist: ` above 0 and at most 1`.
+/// Joins the bounds that exist: ` of at least 1`, ` above 0 and at most 1`. The ends of the integer
+/// types go without saying.
 std::string bounds_text(const ConfigEntry& entry) {
   std::vector<std::string> bounds;
   const auto add = [&bounds](bool exists, std::string_view word, const std::string& value) {
@@ -63,9 +64,12 @@ std::string bounds_text(const ConfigEntry& entry) {
     }
   };
   if (entry.kind == ConfigKind::kInt) {
-    using Limits = std::numeric_limits<std::int64_t>;
-    add(entry.int_min != Limits::min(), "at least", text_of(entry.int_min));
-    add(entry.int_max != Limits::max(), "at most", text_of(entry.int_max));
+    using Int = std::numeric_limits<int>;
+    using Int64 = std::numeric_limits<std::int64_t>;
+    const bool has_min = entry.int_min != Int::min() && entry.int_min != Int64::min();
+    const bool has_max = entry.int_max != Int::max() && entry.int_max != Int64::max();
+    add(has_min, "at least", text_of(entry.int_min));
+    add(has_max, "at most", text_of(entry.int_max));
   }
   add(std::isfinite(entry.min), "at least", text_of(entry.min));
   add(std::isfinite(entry.above), "above", text_of(entry.above));
@@ -73,7 +77,8 @@ std::string bounds_text(const ConfigEntry& entry) {
   add(std::isfinite(entry.below), "below", text_of(entry.below));
   std::string text;
   for (const std::string& bound : bounds) {
-    text += (text.empty() ? " " : " and ") + bound;
+    const bool is_first_at = text.empty() && bound.starts_with("at");
+    text += (is_first_at ? " of " : text.empty() ? " " : " and ") + bound;
   }
   return text;
 }
@@ -86,21 +91,25 @@ std::string words_text(const std::vector<std::string>& words) {
   return text;
 }
 
+/// Writes how many items a list has, before their name: `2 `, `1 to 3 `, `at least 1 `.
 std::string item_count_text(const ConfigEntry& entry) {
   if (entry.min_items == entry.max_items) {
-    return concat_text(" of exactly ", entry.min_items, " items");
+    return concat_text(entry.min_items, " ");
   }
-  std::string text = entry.min_items > 0 ? concat_text(" of at least ", entry.min_items) : "";
-  if (entry.max_items != SIZE_MAX) {
-    text += concat_text(text.empty() ? " of" : " and", " at most ", entry.max_items);
+  if (entry.max_items == SIZE_MAX) {
+    return entry.min_items == 0 ? "" : concat_text("at least ", entry.min_items, " ");
   }
-  return text.empty() ? text : text + " items";
+  return entry.min_items == 0 ? concat_text("at most ", entry.max_items, " ")
+                              : concat_text(entry.min_items, " to ", entry.max_items, " ");
 }
 
 std::string list_expected(const ConfigEntry& entry, std::string_view item) {
-  const std::string bounds = bounds_text(entry);
+  std::string bounds = bounds_text(entry);
+  if (bounds.starts_with(" of")) {
+    bounds.erase(0, 3);
+  }
   return concat_text(
-      "a list of ", item, item_count_text(entry), bounds.empty() ? "" : ", each" + bounds
+      "a list of ", item_count_text(entry), item, bounds.empty() ? "" : ", each" + bounds
   );
 }
 
@@ -175,8 +184,10 @@ std::string limit_problem(const ConfigEntry& entry, const ConfigValue& value) {
   return std::visit(
       Overloaded{
           [&](std::int64_t number) {
-            const bool fits = entry.int_min <= number && number <= entry.int_max;
-            return fits ? std::string() : expected(text_of(number));
+            if (number > entry.int_max) {
+              return concat_text("found ", number, ", expected at most ", entry.int_max);
+            }
+            return number >= entry.int_min ? std::string() : expected(text_of(number));
           },
           [&](double number) {
             const bool fits = std::isfinite(number) && in_bounds(entry, number);

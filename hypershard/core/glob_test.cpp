@@ -2,6 +2,7 @@
 // too few changes a model silently.
 #include "hypershard/core/glob.h"
 
+#include <ostream>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -17,12 +18,15 @@ struct Match {
   bool matches;
 };
 
+std::ostream& operator<<(std::ostream& stream, const Match& match) {
+  return stream << match.pattern << " on " << match.path;
+}
+
 class GlobMatchTest : public testing::TestWithParam<Match> {};
 
 TEST_P(GlobMatchTest, DecidesAsDocumented) {
   const Match& match = GetParam();
-  EXPECT_EQ(glob_match(match.pattern, match.path), match.matches)
-      << match.pattern << " on " << match.path;
+  EXPECT_EQ(glob_match(match.pattern, match.path), match.matches) << match;
 }
 
 INSTANTIATE_TEST_SUITE_P(
