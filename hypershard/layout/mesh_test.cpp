@@ -1,6 +1,5 @@
 // Tests the coordinate arithmetic of meshes: written-out small ones, and properties of many.
-// The property that matters most: the groups along any axes partition the ranks, in an order all
-// members agree on.
+// Above all: groups along any axes partition the ranks, in an order all members agree on.
 #include "hypershard/layout/mesh.h"
 
 #include <algorithm>

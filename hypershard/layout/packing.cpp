@@ -92,8 +92,8 @@ std::int64_t smallest_limit(std::span<const CutRun> runs, std::int64_t num_piece
   }
   const std::int64_t mean = divide_up(runs.back().end, num_pieces);
   std::int64_t low = std::max(mean, block);
-  std::int64_t high =
-      mean + block;  // covers: a greedy piece falls short of its limit by less than a block
+  // Covers, since a greedy piece falls short of its limit by less than a block.
+  std::int64_t high = mean + block;
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;
     if (covers(runs, num_pieces, middle)) {

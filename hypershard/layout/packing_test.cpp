@@ -141,6 +141,13 @@ TEST(PackingTest, CutsFallBetweenRows) {
   EXPECT_DOUBLE_EQ(packing.imbalance(), 18.0 / 15.0);
 }
 
+TEST(PackingTest, ACutWithRoomToMoveIsTheNearestToTheEvenOne) {
+  // The matrix of 50 sets the largest piece; the even cut at 40 lies between rows ending at 28, 42.
+  const std::vector<PackRequest> requests = {{"rows", {5, 14}, 14}, {"matrix", {50}, 50}};
+  const GroupPacking packing = pack_group(requests, {.cut_sizes = {3}, .alignment = 1});
+  EXPECT_EQ(packing.cuts, (Counts{0, 42, 70, 120}));
+}
+
 TEST(PackingTest, PaddingBehindAMatrixGoesWithIt) {
   const std::vector<PackRequest> requests = equal_matrices(2, 10);
   const GroupPacking packing = pack_group(requests, {.cut_sizes = {2}, .alignment = 16});
