@@ -19,6 +19,13 @@ inline double now_s() {
   return static_cast<double>(now_ns()) * 1e-9;
 }
 
+/// Returns how far wall time is ahead of `now_ns()`: aligns the clocks of several hosts.
+inline std::int64_t wall_minus_monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec - now_ns();
+}
+
 /// Measures the time since its construction or last restart.
 class Stopwatch {
  public:
