@@ -1,0 +1,69 @@
+// A communicator over the collectives of any c10d back end: for NCCL and its like, which know
+// better than point-to-point messages how to move data on their devices.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include "hypershard/comm/c10d/internal/staging_pool.h"
+#include "hypershard/comm/communicator.h"
+
+namespace c10d {
+class Backend;
+}  // namespace c10d
+
+namespace hypershard::comm::internal {
+
+class StagedCollective;
+
+/// NOTE [collectives of a wrapped back end]
+///
+/// all-gather      even: the back end's, in place; uneven: a broadcast from each rank into its
+/// slice, since not
+///                 every back end takes uneven lists, and an all-to-all would need the input
+///                 repeated.
+/// reduce-scatter  all-to-all of the slices, then a sum in rank order: fp32 accumulation, the same
+/// bits always. all-reduce      small: all-gather of all inputs, then the sum; else reduce-scatter
+/// and all-gather of a copy
+///                 padded to equal slices.
+///
+/// Back ends pair collectives by order, so the second half of an all-reduce is started before
+/// anything that the caller starts after it, on all ranks.
+class CollectiveCommunicator : public Communicator {
+ public:
+  CollectiveCommunicator(
+      GroupInfo info, c10::intrusive_ptr<::c10d::Backend> backend, std::string backend_name
+  );
+  ~CollectiveCommunicator() override;
+
+  std::string backend() const override { return backend_name_; }
+  CommStats stats() const override { return *stats_; }
+
+ protected:
+  WorkPtr start(Call call) override;
+
+ private:
+  void drive_older();
+  void add_stages(StagedCollective& work, const Call& call);
+  void add_all_gather(StagedCollective& work, const Call& call);
+  void add_reduce_scatter(StagedCollective& work, const Call& call);
+  void add_all_reduce(StagedCollective& work, const Call& call);
+  at::Tensor stage(
+      StagedCollective& work, std::int64_t numel, at::ScalarType dtype, at::Device device
+  );
+
+  c10::intrusive_ptr<::c10d::Backend> backend_;
+  std::string backend_name_;
+  std::shared_ptr<StagingPool> staging_ = std::make_shared<StagingPool>();
+  std::shared_ptr<CommStats> stats_ = std::make_shared<CommStats>();
+  std::list<std::shared_ptr<StagedCollective>> in_flight_;
+};
+
+/// Joins the rows of `inputs` ([ranks, numel] flat) in rank order into `output`, on any device.
+void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, ReduceOp op);
+
+}  // namespace hypershard::comm::internal

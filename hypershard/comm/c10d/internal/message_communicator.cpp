@@ -1,0 +1,249 @@
+// Starting, waiting and failing; what each collective consists of is in message_collectives.cpp.
+#include "hypershard/comm/c10d/internal/message_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "hypershard/comm/internal/dtype_text.h"
+#include "hypershard/comm/internal/ordered_reduce.h"
+#include "hypershard/core/clock.h"
+#include "hypershard/core/error.h"
+#include "hypershard/core/hash.h"
+
+namespace hypershard::comm::internal {
+namespace {
+
+// A wait that lasts this many heartbeats starts to ask why.
+constexpr double kPatientBeats = 2;
+constexpr double kDefaultHeartbeatS = 0.5;
+constexpr double kMaxProbePauseS = 10;
+
+class FinishedWork : public Work {
+ public:
+  bool test() override { return true; }
+  void wait() override {}
+};
+
+class MessageWork : public Work {
+ public:
+  MessageWork(std::shared_ptr<MessageGroup> group, ExchangePtr exchange, CollectiveNote note)
+      : group_(std::move(group)), exchange_(std::move(exchange)), note_(std::move(note)) {}
+
+  bool test() override {
+    const Progress progress = group_->engine.test(*exchange_);
+    if (progress == Progress::kFailed) {
+      group_->raise(note_, /*timed_out=*/false, /*waited_s=*/0);
+    }
+    return progress == Progress::kDone;
+  }
+
+  void wait() override {
+    if (test()) {
+      return;
+    }
+    const Stopwatch watch;
+    wait_long(watch);
+    group_->stats.wait_ns += watch.elapsed_ns();
+  }
+
+ private:
+  // Waits in slices of a heartbeat and, once that takes long, listens to what the others say.
+  void wait_long(const Stopwatch& stopwatch) {
+    MessageEngine& engine = group_->engine;
+    Health* health = group_->health.get();
+    const double beat_s = health != nullptr ? health->heartbeat_s() : kDefaultHeartbeatS;
+    const double timeout_s = group_->info.timeout_s;
+    std::optional<Health::Watch> watch;
+    double next_probe_s = kPatientBeats * beat_s;
+    double probe_pause_s = beat_s;
+    while (true) {
+      const double left_s = timeout_s - stopwatch.elapsed_s();
+      const Progress progress = engine.wait_for(*exchange_, std::clamp(left_s, 0.0, beat_s));
+      const double waited_s = stopwatch.elapsed_s();
+      if (progress == Progress::kDone) {
+        return;
+      }
+      if (progress == Progress::kFailed) {
+        group_->raise(note_, /*timed_out=*/false, waited_s);
+      }
+      if (waited_s >= timeout_s) {
+        group_->raise(note_, /*timed_out=*/true, waited_s);
+      }
+      if (waited_s < kPatientBeats * beat_s) {
+        continue;
+      }
+      if (health != nullptr && !watch) {
+        watch.emplace(health, group_->info.global_ranks);
+      }
+      if (health != nullptr && health->verdict(group_->info, Stall{.note = note_})) {
+        group_->raise(note_, /*timed_out=*/false, waited_s);
+      }
+      if (waited_s >= next_probe_s) {
+        engine.probe(static_cast<int>(group_->info.global_ranks.size()), group_->info.rank);
+        next_probe_s = waited_s + probe_pause_s;
+        probe_pause_s = std::min(2 * probe_pause_s, kMaxProbePauseS);
+      }
+    }
+  }
+
+  std::shared_ptr<MessageGroup> group_;
+  ExchangePtr exchange_;
+  CollectiveNote note_;
+};
+
+std::uint64_t hash_counts(std::uint64_t hash, const std::vector<std::int64_t>& counts) {
+  for (const std::int64_t count : counts) {
+    hash = hash_combine(hash, static_cast<std::uint64_t>(count));
+  }
+  return hash;
+}
+
+}  // namespace
+
+MessageGroup::MessageGroup(
+    GroupInfo group_info,
+    c10::intrusive_ptr<::c10d::Backend> backend,
+    std::shared_ptr<Health> group_health
+)
+    : info(std::move(group_info)), health(std::move(group_health)), engine(std::move(backend)) {}
+
+std::string MessageGroup::describe(const Stall& stall) const {
+  std::string text = to_text(stall.note);
+  if (stall.timed_out) {
+    text += concat_text(" timed out after ", stall.waited_s, " s");
+  } else {
+    text += " failed";
+  }
+  if (stall.awaited_rank) {
+    text += concat_text(" while it waited for a message of rank ", *stall.awaited_rank);
+  }
+  return text;
+}
+
+void MessageGroup::raise(const CollectiveNote& note, bool timed_out, double waited_s) {
+  if (error == nullptr) {
+    Stall stall;
+    stall.note = note;
+    stall.timed_out = timed_out;
+    stall.waited_s = waited_s;
+    stall.transport_text = engine.failure();
+    if (const auto peer = engine.awaited_peer()) {
+      stall.awaited_rank = info.global_ranks[static_cast<std::size_t>(*peer)];
+    }
+    const std::string why = health != nullptr ? health->explain(info, stall) : describe(stall);
+    engine.fail("the communicator was given up: " + why);
+    if (health != nullptr) {
+      health->report_failure(why);
+    }
+    ErrorText text("comm.c10d: " + why);
+    if (!stall.transport_text.empty()) {
+      text.message += "; the back end said: " + stall.transport_text;
+    }
+    text.hint = timed_out
+                    ? concat_text("a collective may wait ", info.timeout_s, " s (HS_TIMEOUT_S)")
+                    : std::string();
+    error = std::make_exception_ptr(CommError(text));
+  }
+  std::rethrow_exception(error);
+}
+
+MessageCommunicator::MessageCommunicator(
+    GroupInfo info,
+    c10::intrusive_ptr<::c10d::Backend> backend,
+    std::string backend_name,
+    std::shared_ptr<Health> health
+)
+    : Communicator(info),
+      group_(std::make_shared<MessageGroup>(std::move(info), std::move(backend), std::move(health))
+      ),
+      backend_name_(std::move(backend_name)) {}
+
+MessageCommunicator::~MessageCommunicator() = default;
+
+std::vector<int> MessageCommunicator::peers() const {
+  std::vector<int> others;
+  for (int distance = 1; distance < size(); ++distance) {
+    others.push_back((rank() + distance) % size());
+  }
+  return others;
+}
+
+std::byte* MessageCommunicator::stage(const ExchangePtr& exchange, std::int64_t bytes) {
+  exchange->staging.push_back(group_->engine.staging()->lend(bytes));
+  group_->stats.staged_bytes += bytes;
+  return exchange->staging.back().data();
+}
+
+void MessageCommunicator::run_alone(const Call& call) {
+  const Stopwatch watch;
+  if (call.op == Op::kReduceScatter) {
+    const std::byte* const inputs[] = {static_cast<const std::byte*>(call.input.const_data_ptr())};
+    ordered_reduce(
+        static_cast<std::byte*>(call.output.data_ptr()),
+        call.output.scalar_type(),
+        inputs,
+        call.input.scalar_type(),
+        call.output.numel(),
+        call.reduce
+    );
+  } else if (call.op == Op::kAllGather || call.op == Op::kAllToAll) {
+    if (call.output.numel() > 0 && call.output.data_ptr() != call.input.const_data_ptr()) {
+      std::memcpy(call.output.data_ptr(), call.input.const_data_ptr(), call.output.nbytes());
+    }
+  }
+  group_->stats.reduce_ns += watch.elapsed_ns();
+}
+
+WorkPtr MessageCommunicator::start(Call call) {
+  const bool has_tensors = call.op != Op::kBarrier;
+  CollectiveNote note;
+  note.communicator = info().name;
+  note.op = to_text(call.op);
+  note.unit = call.unit;
+  note.sequence = call.sequence;
+  std::uint64_t signature = hash_combine(kHashSeed, static_cast<std::uint64_t>(call.op));
+  signature = hash_combine(signature, static_cast<std::uint64_t>(call.reduce));
+  signature = hash_combine(signature, static_cast<std::uint64_t>(call.root));
+  if (has_tensors) {
+    HS_SUPPORTED(
+        call.input.device().is_cpu(),
+        "comm.c10d: ",
+        to_text(note),
+        ": tensors on ",
+        call.input.device().str(),
+        " (expected cpu)"
+    );
+    const at::Tensor& whole = call.op == Op::kAllGather ? call.output : call.input;
+    signature = hash_combine(signature, static_cast<std::uint64_t>(whole.scalar_type()));
+    note.detail = concat_text(dtype_text(whole.scalar_type()), ", ", whole.nbytes(), " bytes");
+  }
+  auto exchange = std::make_shared<Exchange>();
+  exchange->sequence = call.sequence;
+  exchange->signature = signature;
+  // Counts of an all-to-all differ between ranks; each pair's are compared by its message's tag.
+  note.signature = signature;
+  if (call.op != Op::kAllToAll) {
+    note.signature = hash_counts(hash_counts(signature, call.input_counts), call.output_counts);
+    note.signature = hash_bytes(note.detail, note.signature);
+  }
+  if (size() == 1) {
+    run_alone(call);
+    return std::make_shared<FinishedWork>();
+  }
+  if (group_->health != nullptr) {
+    group_->health->note(note);
+  }
+  if (group_->error != nullptr) {
+    std::rethrow_exception(group_->error);
+  }
+  exchange->tensors = {call.output, call.input};
+  std::vector<Step> steps = steps_of(call, exchange);
+  group_->engine.start(exchange, std::move(steps));
+  return std::make_shared<MessageWork>(group_, std::move(exchange), std::move(note));
+}
+
+}  // namespace hypershard::comm::internal

@@ -1,0 +1,427 @@
+// Joining, leaving, and choosing how the ranks of a group talk. The order of steps matters for
+// whoever is left waiting: every wait here has a timeout and names the ranks that are missing.
+#include "hypershard/comm/c10d/process_world.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "hypershard/comm/c10d/gloo_communicator.h"
+#include "hypershard/comm/c10d/health.h"
+#include "hypershard/comm/c10d/internal/network.h"
+#include "hypershard/comm/shm/shm_communicator.h"
+#include "hypershard/core/clock.h"
+#include "hypershard/core/env.h"
+#include "hypershard/core/error.h"
+#include "hypershard/core/hash.h"
+#include "hypershard/core/log.h"
+
+namespace hypershard::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<::c10d::Store>;
+
+// How long the host of the store waits for ranks that have finished but are slow to say so.
+constexpr double kFarewellS = 5;
+// The same for ranks that want to read why the job fails.
+constexpr double kFailureFarewellS = 2;
+constexpr char kSeparator = '\x1f';
+
+std::chrono::milliseconds to_ms(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+std::vector<std::uint8_t> to_bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+std::string to_string(const std::vector<std::uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+Backend backend_of(Backend wanted) {
+  if (wanted != Backend::kAuto) {
+    return wanted;
+  }
+  const std::string name = env::get_string("HS_COMM");
+  return name == "shm" ? Backend::kShm : name == "c10d" ? Backend::kC10d : Backend::kAuto;
+}
+
+// Where a rank lives, as it tells the others.
+struct Identity {
+  std::string host;       // equal: the same kernel and network
+  std::string supernode;  // as stated by the user, or empty
+  std::string host_name;
+
+  std::string label() const { return supernode.empty() ? "host " + host : "stated " + supernode; }
+};
+
+Identity own_identity() {
+  Identity identity;
+  identity.host = internal::host_identity();
+  identity.host_name = internal::host_name();
+  if (const std::int64_t supernode = env::get_int("HS_SUPERNODE"); supernode >= 0) {
+    identity.supernode = std::to_string(supernode);
+  }
+  return identity;
+}
+
+std::string encode(const Identity& identity) {
+  return identity.host + kSeparator + identity.supernode + kSeparator + identity.host_name;
+}
+
+Identity decode(const std::string& text) {
+  const std::size_t first = text.find(kSeparator);
+  const std::size_t second = text.find(kSeparator, first + 1);
+  return {
+      text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)
+  };
+}
+
+layout::Topology topology_of(const std::vector<Identity>& identities) {
+  std::vector<std::string> labels;
+  for (const Identity& identity : identities) {
+    labels.push_back(identity.label());
+  }
+  return layout::Topology::from_labels(labels);
+}
+
+bool share_host(const std::vector<Identity>& identities, const std::vector<int>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    return identities[static_cast<std::size_t>(rank)].host ==
+           identities[static_cast<std::size_t>(ranks.front())].host;
+  });
+}
+
+// A rank's connections to the job's store, and what the ranks told each other through it.
+struct Membership {
+  LaunchInfo info;
+  double timeout_s = 0;
+  Backend backend = Backend::kAuto;
+  bool hosts_store = false;
+  StorePtr store;
+  std::shared_ptr<Health> health;
+  std::vector<Identity> identities;
+  std::string nonce;
+};
+
+StorePtr connect_store(const LaunchInfo& info, double timeout_s, std::optional<int> listening_fd) {
+  ::c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(info.master_port);
+  options.isServer = listening_fd.has_value();
+  options.masterListenFd = listening_fd;
+  options.waitWorkers = false;
+  options.timeout = to_ms(timeout_s);
+  return c10::make_intrusive<::c10d::TCPStore>(info.master_addr, options);
+}
+
+// Refuses to mix two jobs that were given one port, and two ranks that were given one number.
+void check_job(const Membership& member, const StorePtr& store) {
+  const LaunchInfo& info = member.info;
+  const std::string key = "job/" + std::to_string(info.restart_count);
+  const std::string own = info.run_id + " of " + std::to_string(info.world_size) + " ranks";
+  const std::string first = to_string(store->compareSet(key, to_bytes(""), to_bytes(own)));
+  HS_CHECK(
+      first == own,
+      "comm.world: ",
+      info.master_addr,
+      ":",
+      info.master_port,
+      " serves another job: job '",
+      first,
+      "' (expected job '",
+      own,
+      "')",
+      HS_HINT("give each job its own MASTER_PORT")
+  );
+  const std::string rank_key =
+      "rank/" + std::to_string(info.restart_count) + "/" + std::to_string(info.rank);
+  HS_CHECK_EQ(
+      store->add(rank_key, 1), 1, "comm.world: rank ", info.rank, " has joined this job already"
+  );
+}
+
+void tell_identity(Membership& member) {
+  member.store->set("host/" + std::to_string(member.info.rank), to_bytes(encode(own_identity())));
+  if (member.info.rank == 0) {
+    member.store->set("nonce", to_bytes(internal::random_nonce()));
+  }
+}
+
+[[noreturn]] void fail_missing(const Membership& member, const std::vector<std::string>& keys) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < member.info.world_size; ++rank) {
+    if (!member.store->check({keys[static_cast<std::size_t>(rank)]})) {
+      missing.push_back(rank);
+    }
+  }
+  HS_FAIL(
+      CommError,
+      "comm.world: ranks ",
+      missing,
+      " of ",
+      member.info.world_size,
+      " did not join the job within ",
+      member.timeout_s,
+      " s",
+      HS_HINT("look at their own output; the limit is HS_TIMEOUT_S")
+  );
+}
+
+void meet(Membership& member) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < member.info.world_size; ++rank) {
+    keys.push_back("host/" + std::to_string(rank));
+  }
+  keys.emplace_back("nonce");
+  try {
+    member.store->wait(keys, to_ms(member.timeout_s));
+  } catch (const std::exception&) {
+    fail_missing(member, keys);
+  }
+  std::vector<std::vector<std::uint8_t>> values = member.store->multiGet(keys);
+  member.nonce = to_string(values.back());
+  values.pop_back();
+  for (const auto& value : values) {
+    member.identities.push_back(decode(to_string(value)));
+  }
+}
+
+Membership enter(const LaunchInfo& info, const WorldOptions& options) {
+  Membership member;
+  member.info = info;
+  member.timeout_s = options.timeout_s > 0
+                         ? options.timeout_s
+                         : static_cast<double>(env::get_duration_ms("HS_TIMEOUT_S")) * 1e-3;
+  member.backend = backend_of(options.backend);
+  if (info.world_size == 1) {
+    member.identities = {own_identity()};
+    member.nonce = internal::random_nonce();
+    return member;
+  }
+  member.hosts_store = info.rank == 0 && !info.store_is_served;
+  std::optional<int> listening_fd;
+  if (member.hosts_store) {
+    listening_fd = internal::listen_on(info.master_addr, info.master_port);
+  } else {
+    internal::wait_until_reachable(info.master_addr, info.master_port, member.timeout_s);
+  }
+  const std::string prefix = "hypershard/" + std::to_string(info.restart_count);
+  const auto prefixed = [&](StorePtr store) {
+    return c10::make_intrusive<::c10d::PrefixStore>(prefix, std::move(store));
+  };
+  try {
+    member.store = prefixed(connect_store(info, member.timeout_s, listening_fd));
+    check_job(member, member.store);
+    HealthOptions health;
+    health.rank = info.rank;
+    health.world_size = info.world_size;
+    health.store_rank = info.store_is_served ? -1 : 0;
+    health.store_owner = info.store_is_served
+                             ? "the launcher's agent (which serves the job's store)"
+                             : "rank 0 (which hosts the job's store)";
+    // A connection of its own: one that hangs must not hold up the others.
+    member.health = std::make_shared<Health>(
+        prefixed(connect_store(info, member.timeout_s, std::nullopt)), health
+    );
+    tell_identity(member);
+    meet(member);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    HS_FAIL(
+        CommError,
+        "comm.world: the job's store at ",
+        info.master_addr,
+        ":",
+        info.master_port,
+        " failed while rank ",
+        info.rank,
+        " joined; it said: ",
+        error.what()
+    );
+  }
+  return member;
+}
+
+class ProcessWorld : public World {
+ public:
+  explicit ProcessWorld(Membership member)
+      : World(member.info.rank, topology_of(member.identities), member.timeout_s),
+        member_(std::move(member)) {
+    fill_local_place();
+  }
+
+  ~ProcessWorld() override {
+    if (is_shut_down_ || member_.health == nullptr) {
+      return;
+    }
+    member_.health->report_failure("it ended without World::shutdown()");
+    if (member_.hosts_store) {
+      member_.health->linger(kFailureFarewellS);
+    }
+  }
+
+  std::string description() const override;
+  void shutdown() override;
+
+  const LaunchInfo& info() const { return member_.info; }
+  Health* health() const { return member_.health.get(); }
+
+ protected:
+  std::shared_ptr<Communicator> make_communicator(GroupInfo info) override;
+
+ private:
+  void fill_local_place();
+  bool uses_shared_memory(const GroupInfo& info) const;
+  std::string gloo_address(const std::vector<int>& ranks) const;
+
+  Membership member_;
+  bool is_shut_down_ = false;
+};
+
+void ProcessWorld::fill_local_place() {
+  LaunchInfo& info = member_.info;
+  const std::string& own = member_.identities[static_cast<std::size_t>(info.rank)].host;
+  int num_local = 0;
+  for (int other = 0; other < info.world_size; ++other) {
+    const bool is_local = member_.identities[static_cast<std::size_t>(other)].host == own;
+    if (is_local && other == info.rank && info.local_world_size == 0) {
+      info.local_rank = num_local;
+    }
+    num_local += is_local ? 1 : 0;
+  }
+  if (info.local_world_size == 0) {
+    info.local_world_size = num_local;
+  }
+}
+
+std::string ProcessWorld::description() const {
+  const LaunchInfo& info = member_.info;
+  const std::string name = member_.identities[static_cast<std::size_t>(info.rank)].host_name;
+  std::string text = concat_text(
+      "rank ",
+      info.rank,
+      " of ",
+      info.world_size,
+      " (started by ",
+      to_text(info.launcher),
+      ") on ",
+      name,
+      "; ",
+      topology().num_supernodes(),
+      topology().num_supernodes() == 1 ? " supernode" : " supernodes"
+  );
+  for (int supernode = 0; supernode < topology().num_supernodes(); ++supernode) {
+    text += concat_text(supernode == 0 ? ": " : ", ", topology().ranks_of(supernode));
+  }
+  if (info.world_size > 1) {
+    text += concat_text("; store at ", info.master_addr, ":", info.master_port);
+    text += info.store_is_served ? " (the launcher's)" : " (rank 0's)";
+  }
+  return text;
+}
+
+bool ProcessWorld::uses_shared_memory(const GroupInfo& info) const {
+  const bool can_share =
+      info.tier == layout::Tier::kIntra && share_host(member_.identities, info.global_ranks);
+  HS_CHECK(
+      can_share || member_.backend != Backend::kShm,
+      "comm.world: communicator '",
+      info.name,
+      "' over ranks ",
+      info.global_ranks,
+      info.tier == layout::Tier::kIntra ? " lies on several hosts" : " crosses supernodes",
+      ", where shared memory does not reach",
+      HS_HINT("HS_COMM=auto takes shared memory where it can and Gloo elsewhere")
+  );
+  return can_share && member_.backend != Backend::kC10d;
+}
+
+std::string ProcessWorld::gloo_address(const std::vector<int>& ranks) const {
+  if (share_host(member_.identities, ranks)) {
+    return "127.0.0.1";
+  }
+  HS_CHECK(
+      !internal::is_loopback(member_.info.master_addr),
+      "comm.world: MASTER_ADDR='",
+      member_.info.master_addr,
+      "' is this host only, but ranks ",
+      ranks,
+      " lie on several hosts",
+      HS_HINT("set MASTER_ADDR to an address of rank 0's host that the others can reach")
+  );
+  return internal::local_address_towards(member_.info.master_addr, member_.info.master_port);
+}
+
+std::shared_ptr<Communicator> ProcessWorld::make_communicator(GroupInfo info) {
+  HS_CHECK(!is_shut_down_, "comm.world: the world was shut down before '", info.name, "' was made");
+  std::string key;
+  for (const int rank : info.global_ranks) {
+    key += std::to_string(rank) + ",";
+  }
+  const std::string name = info.name + "/" + key;
+  if (uses_shared_memory(info)) {
+    ShmRendezvous rendezvous;
+    rendezvous.nonce = member_.nonce + "." + std::to_string(member_.info.restart_count);
+    return make_shm_communicator(std::move(info), rendezvous);
+  }
+  GlooOptions options;
+  if (info.global_ranks.size() == 1) {
+    return make_gloo_communicator(
+        std::move(info), Rendezvous::in_process()->store(), name, options
+    );
+  }
+  options.address = gloo_address(info.global_ranks);
+  options.health = member_.health;
+  return make_gloo_communicator(std::move(info), member_.store, "gloo/" + name, options);
+}
+
+void ProcessWorld::shutdown() {
+  if (is_shut_down_) {
+    return;
+  }
+  if (member_.health != nullptr) {
+    member_.health->finish(member_.timeout_s);
+    if (member_.hosts_store) {
+      member_.health->linger(kFarewellS);
+    }
+    member_.health->leave();
+  }
+  is_shut_down_ = true;
+  member_.store.reset();
+}
+
+}  // namespace
+
+std::shared_ptr<World> join_world(const LaunchInfo& info, const WorldOptions& options) {
+  set_error_rank(info.rank, info.world_size);
+  const Stopwatch stopwatch;
+  auto world = std::make_shared<ProcessWorld>(enter(info, options));
+  HS_LOG_DEBUG("joined in ", stopwatch.elapsed_ms(), " ms: ", world->description());
+  return world;
+}
+
+std::shared_ptr<World> World::join(const WorldOptions& options) {
+  return join_world(parse_launch_env(process_environment()), options);
+}
+
+LaunchInfo launch_info(const World& world) {
+  const auto* process = dynamic_cast<const ProcessWorld*>(&world);
+  return process == nullptr ? LaunchInfo() : process->info();
+}
+
+void report_failure(World& world, std::string_view text) {
+  const auto* process = dynamic_cast<const ProcessWorld*>(&world);
+  if (process != nullptr && process->health() != nullptr) {
+    process->health()->report_failure(text);
+  }
+}
+
+}  // namespace hypershard::comm
