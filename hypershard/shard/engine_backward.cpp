@@ -54,7 +54,8 @@ void Engine::segment_done(int unit) noexcept {
 }
 
 void Engine::pre_backward(int unit) {
-  const ErrorContext context("backward of unit ", units_[static_cast<std::size_t>(unit)]->path());
+  const ErrorContext context("backward");
+  const ErrorContext unit_context(units_[static_cast<std::size_t>(unit)]->path());
   if (!in_backward_) {
     begin_backward();
   }
@@ -91,7 +92,8 @@ void Engine::gradient_ready(int unit, std::size_t group, std::size_t param, cons
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   ParamGroup& target = *here.groups()[group];
   const std::string& name = target.params()[param].name;
-  const ErrorContext context("gradient of parameter ", name);
+  const ErrorContext context("gradient");
+  const ErrorContext parameter_context(name);
   const bool ran = here.occurrences.plain + here.occurrences.in_segments > 0 || here.has_gradients();
   HS_CHECK(
       in_backward_ && ran, "shard: a gradient arrived for parameter '", name, "' but the forward hooks of its unit '", here.path(), "' never ran in this iteration",

@@ -21,7 +21,8 @@ bool is_training() { return at::GradMode::is_enabled() || nn::current_recompute_
 }  // namespace
 
 void Engine::pre_forward(int unit, std::span<at::Tensor* const> inputs) {
-  const ErrorContext context("forward of unit ", units_[static_cast<std::size_t>(unit)]->path());
+  const ErrorContext context("forward");
+  const ErrorContext unit_context(units_[static_cast<std::size_t>(unit)]->path());
   if (stack_.empty() && !(in_backward_ && internal::backward_is_running())) {
     begin_forward(unit);
   }
@@ -142,7 +143,8 @@ bool Engine::first_needed_in_backward(int unit) const {
 }
 
 void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
-  const ErrorContext context("forward of unit ", units_[static_cast<std::size_t>(unit)]->path());
+  const ErrorContext context("forward");
+  const ErrorContext unit_context(units_[static_cast<std::size_t>(unit)]->path());
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   HS_ASSERT(!stack_.empty() && stack_.back() == unit, "shard: forward of unit '", here.path(), "' ended out of turn");
   stack_.pop_back();

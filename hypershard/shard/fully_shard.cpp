@@ -237,7 +237,7 @@ std::int64_t hash_values(const at::Tensor& tensor) {
     hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
     hash ^= hash >> 32;
   }
-  return static_cast<std::int64_t>(hash_bytes(data + at, bytes - at, hash));
+  return static_cast<std::int64_t>(hash_memory(data + at, bytes - at, hash));
 }
 
 void agree_on_values(const std::vector<UnitSpec>& specs, comm::Communicator& ranks, InitialValues how) {

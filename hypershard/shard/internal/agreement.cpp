@@ -13,7 +13,7 @@ at::Tensor order_signature(const std::vector<int>& order) {
   at::Tensor signature = at::zeros({2}, at::TensorOptions().dtype(at::kLong));
   auto* data = signature.mutable_data_ptr<std::int64_t>();
   data[0] = static_cast<std::int64_t>(order.size());
-  data[1] = static_cast<std::int64_t>(hash_bytes(order.data(), order.size() * sizeof(int)));
+  data[1] = static_cast<std::int64_t>(hash_memory(order.data(), order.size() * sizeof(int)));
   return signature;
 }
 

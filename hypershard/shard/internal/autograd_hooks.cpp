@@ -48,7 +48,7 @@ void before_backward_of(const at::Tensor& tensor, const std::function<void()>& h
     node->add_pre_hook(std::make_unique<EventHook>(hook));
   }
   if (tensor.is_view()) {
-    const at::Tensor& base = tensor._base();
+    const auto& base = tensor._base();
     if (const auto& node = base.grad_fn()) {
       node->add_pre_hook(std::make_unique<EventHook>(hook));
     }

@@ -1,0 +1,129 @@
+// Small models with formula-defined weights, and their unsharded oracle, for the tests of the engine.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hypershard/comm/world.h"
+#include "hypershard/nn/hooks.h"
+#include "hypershard/nn/recompute.h"
+#include "hypershard/shard/fully_shard.h"
+#include "hypershard/testing/run_ranks.h"
+
+namespace hypershard::shard::test {
+
+/// Values that depend on the name's length and the index only, around zero, all different.
+inline void fill_by_formula(torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  double phase = 0.1;
+  for (auto& item : module.named_parameters()) {
+    at::Tensor values = at::arange(item.value().numel(), at::kDouble).mul(0.7).add(phase).sin().mul(0.3);
+    item.value().copy_(values.view_as(item.value()));
+    phase += 1.3;
+  }
+}
+
+/// x + b(tanh(a(x))): two linears with bias.
+struct BlockImpl : nn::Hookable<BlockImpl, at::Tensor(at::Tensor), torch::nn::Module> {
+  BlockImpl(std::int64_t dim, std::int64_t hidden) : a(dim, hidden), b(hidden, dim) {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  at::Tensor forward_impl(const at::Tensor& x) { return x + b->forward(at::tanh(a->forward(x))); }
+  torch::nn::Linear a;
+  torch::nn::Linear b;
+};
+TORCH_MODULE(Block);
+
+struct NetOptions {
+  std::int64_t inputs = 5;
+  std::int64_t dim = 6;
+  std::int64_t hidden = 7;
+  std::int64_t outputs = 3;
+  int num_blocks = 3;
+  bool recompute = false;
+};
+
+/// Linear, blocks, linear.
+struct NetImpl : nn::Hookable<NetImpl, at::Tensor(at::Tensor), torch::nn::Module> {
+  explicit NetImpl(const NetOptions& options = {})
+      : options(options), in(options.inputs, options.dim), out(options.dim, options.outputs) {
+    register_module("in", in);
+    for (int i = 0; i < options.num_blocks; ++i) {
+      blocks->push_back(Block(options.dim, options.hidden));
+    }
+    register_module("blocks", blocks);
+    register_module("out", out);
+    to(at::kDouble);
+    fill_by_formula(*this);
+  }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    at::Tensor h = in->forward(x);
+    for (std::size_t i = 0; i < blocks->size(); ++i) {
+      if (skip_block == static_cast<int>(i)) {
+        continue;
+      }
+      auto* block = blocks[i]->as<BlockImpl>();
+      h = options.recompute ? nn::recompute([block](const at::Tensor& y) { return block->forward(y); }, h) : block->forward(h);
+    }
+    return out->forward(h);
+  }
+  NetOptions options;
+  using torch::nn::Module::to;
+  torch::nn::Linear in;
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear out;
+  int skip_block = -1;
+};
+TORCH_MODULE(Net);
+
+/// Rows of the global batch: the same on all ranks.
+inline at::Tensor make_inputs(std::int64_t rows, std::int64_t columns, int step, at::ScalarType dtype = at::kDouble) {
+  return at::arange(rows * columns, at::kDouble).mul(0.37).add(0.9 * step).cos().view({rows, columns}).to(dtype);
+}
+inline at::Tensor rows_of(const at::Tensor& batch, int rank, int num_ranks) {
+  const std::int64_t rows = batch.size(0) / num_ranks;
+  return batch.narrow(0, rank * rows, rows);
+}
+/// A loss with mean over rows, so that the mean over ranks of equal parts is the whole's.
+inline at::Tensor loss_of(const at::Tensor& output) { return (output * output * output).sum(1).add(output.pow(2).sum(1)).mean(); }
+
+/// A one- or two-axis mesh: {replicate, shard}; replicate 1 gives the single axis `shard`.
+inline comm::ProcessMesh make_mesh(std::shared_ptr<comm::World> world, int replicate = 1) {
+  const int size = world->size();
+  std::vector<layout::MeshAxis> axes;
+  if (replicate > 1) {
+    axes.push_back({"replicate", replicate});
+  }
+  axes.push_back({"shard", size / replicate});
+  layout::DeviceMesh mesh(axes, world->topology());
+  return comm::ProcessMesh(std::move(world), std::move(mesh));
+}
+
+/// Gradients of the unsharded model by logical name.
+inline std::map<std::string, at::Tensor> reference_gradients(const std::function<at::Tensor()>& loss, torch::nn::Module& model) {
+  model.zero_grad();
+  loss().backward();
+  std::map<std::string, at::Tensor> gradients;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& grad = item.value().grad();
+    gradients[item.key()] = grad.defined() ? grad.clone() : at::zeros_like(item.value());
+  }
+  return gradients;
+}
+
+/// The back ends on which every behaviour must hold: in shared memory an unshard moves nothing, so the others keep it honest.
+inline const std::vector<testing::RankBackend>& all_backends() {
+  static const std::vector<testing::RankBackend> backends{testing::RankBackend::kLocal, testing::RankBackend::kGloo, testing::RankBackend::kDelayed};
+  return backends;
+}
+
+}  // namespace hypershard::shard::test
