@@ -229,7 +229,7 @@ ChildProcess::ChildProcess(const SpawnOptions& options) : own_group_(options.own
       .env = env.data(),
       .folder = options.folder.empty() ? nullptr : options.folder.c_str(),
       .out_fd = out.get(),
-      .err_fd = err.get(),
+      .err_fd = options.err_fd >= 0 ? options.err_fd : err.get(),
       .own_group = options.own_group,
       .die_with_parent = options.die_with_parent,
       .parent = getpid(),

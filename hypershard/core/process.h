@@ -20,6 +20,7 @@ struct SpawnOptions {
   std::string folder = {};                                    ///< empty: this process's
   ChildOutput out = ChildOutput::kInherit;
   ChildOutput err = ChildOutput::kInherit;
+  int err_fd = -1;  ///< if not negative, where stderr goes instead, e.g. a pipe; stays the caller's
   /// A process group of its own: Ctrl-C reaches only this process, which passes it on as it likes,
   /// and what the child leaves running in its group is killed when the child ends.
   bool own_group = true;
