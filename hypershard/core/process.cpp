@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <map>
+#include <sched.h>
 #include <string_view>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -21,6 +22,9 @@
 
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
+
+// Sanitizers know nothing of the child's borrowed memory and stack.
+#define HS_CHILD_CODE __attribute__((noinline, no_sanitize("address", "thread", "undefined")))
 
 namespace hypershard {
 namespace {
@@ -130,65 +134,83 @@ struct ChildPlan {
 
 /// Handlers point into our memory and must not run in the child; ignored signals become default
 /// too.
-void reset_signal_handlers() {
-  struct sigaction standard = {};
+HS_CHILD_CODE void reset_signal_handlers() {
+  struct sigaction standard;
   standard.sa_handler = SIG_DFL;
+  standard.sa_flags = 0;
+  sigemptyset(&standard.sa_mask);
   for (int number = 1; number < NSIG; ++number) {
     sigaction(number, &standard, nullptr);  // fails for a few numbers, which have no handler
   }
 }
 
-[[noreturn]] void run_child(ChildPlan& plan) {
-  const char* step = nullptr;
+/// Runs the plan in the child; returns only if a step failed, and then the step.
+HS_CHILD_CODE const char* execute_plan(const ChildPlan& plan) {
   reset_signal_handlers();
   if (plan.own_group && setpgid(0, 0) != 0) {
-    step = "set a process group";
-  } else if (plan.die_with_parent && prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
-    step = "set the death signal";
-  } else if (plan.out_fd >= 0 && dup2(plan.out_fd, STDOUT_FILENO) < 0) {
-    step = "redirect stdout";
-  } else if (plan.err_fd >= 0 && dup2(plan.err_fd, STDERR_FILENO) < 0) {
-    step = "redirect stderr";
-  } else if (plan.folder != nullptr && chdir(plan.folder) != 0) {
-    step = "change to the folder";
-  } else {
-    if (plan.die_with_parent && getppid() != plan.parent) {
-      _exit(127);  // the parent died before the death signal was set
-    }
-    sigprocmask(SIG_SETMASK, &plan.signal_mask, nullptr);
-    execve(plan.program, plan.argv, plan.env);
-    step = "execute";
+    return "set a process group";
   }
+  if (plan.die_with_parent && prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+    return "set the death signal";
+  }
+  if (plan.die_with_parent && getppid() != plan.parent) {
+    _exit(127);  // the parent died before the death signal was set
+  }
+  if (plan.out_fd >= 0 && dup2(plan.out_fd, STDOUT_FILENO) < 0) {
+    return "redirect stdout";
+  }
+  if (plan.err_fd >= 0 && dup2(plan.err_fd, STDERR_FILENO) < 0) {
+    return "redirect stderr";
+  }
+  if (plan.folder != nullptr && chdir(plan.folder) != 0) {
+    return "change to the folder";
+  }
+  sigprocmask(SIG_SETMASK, &plan.signal_mask, nullptr);
+  execve(plan.program, plan.argv, plan.env);
+  return "execute";
+}
+
+HS_CHILD_CODE int run_child(void* argument) {
+  auto& plan = *static_cast<ChildPlan*>(argument);
+  const char* const step = execute_plan(plan);
   plan.error = errno;
   plan.failed_step = step;
   _exit(127);
 }
 
-/// Keeps all signals away while a child borrows our memory.
-class BlockedSignals {
+/// Memory for the child's stack, which it needs until exec.
+class ChildStack {
  public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  ChildStack() {
+    base_ = mmap(
+        nullptr, kSizeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0
+    );
+    if (base_ == MAP_FAILED) {
+      HS_FAIL(IoError, "process: no memory for a child's stack: ", errno_text(errno));
+    }
   }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  ~ChildStack() { munmap(base_, kSizeBytes); }
+  ChildStack(const ChildStack&) = delete;
+  ChildStack& operator=(const ChildStack&) = delete;
 
-  const sigset_t& before() const { return before_; }
+  void* top() const { return static_cast<char*>(base_) + kSizeBytes; }  // it grows down
 
  private:
-  sigset_t before_;
+  static constexpr std::size_t kSizeBytes = std::size_t{256} << 10;
+  void* base_;
 };
 
-[[gnu::noinline]] pid_t start_child(ChildPlan& plan) {
-  const BlockedSignals blocked;
-  plan.signal_mask = blocked.before();
-  const pid_t pid = vfork();
-  if (pid == 0) {
-    run_child(plan);
-  }
+/// Starts the child and returns when it has executed its program or failed; -1 with errno if there
+/// is no child.
+pid_t start_child(ChildPlan& plan) {
+  const ChildStack stack;
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &plan.signal_mask);
+  const pid_t pid = clone(run_child, stack.top(), CLONE_VM | CLONE_VFORK | SIGCHLD, &plan);
+  const int error = errno;
+  pthread_sigmask(SIG_SETMASK, &plan.signal_mask, nullptr);
+  errno = error;
   return pid;
 }
 
