@@ -9,6 +9,7 @@
 
 namespace hypershard::env {
 
+/// How a variable's text is read.
 enum class Type {
   kString,
   kInt,       ///< 64-bit integer

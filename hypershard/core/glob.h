@@ -28,6 +28,7 @@ class Glob {
   /// Errors: InvalidArgument naming pattern, column and fault.
   explicit Glob(std::string_view pattern);
 
+  /// Tells whether the whole path matches.
   bool matches(std::string_view path) const;
   const std::string& pattern() const { return pattern_; }
 

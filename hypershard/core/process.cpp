@@ -154,7 +154,7 @@ HS_CHILD_CODE const char* execute_plan(const ChildPlan& plan) {
     return "set the death signal";
   }
   if (plan.die_with_parent && getppid() != plan.parent) {
-    _exit(127);  // the parent died before the death signal was set
+    _exit(127);  // NOLINT: ends the child, whose parent died before the death signal was set
   }
   if (plan.out_fd >= 0 && dup2(plan.out_fd, STDOUT_FILENO) < 0) {
     return "redirect stdout";
@@ -175,7 +175,7 @@ HS_CHILD_CODE int run_child(void* argument) {
   const char* const step = execute_plan(plan);
   plan.error = errno;
   plan.failed_step = step;
-  _exit(127);
+  _exit(127);  // NOLINT: ends the child
 }
 
 /// Memory for the child's stack, which it needs until exec.

@@ -13,6 +13,7 @@ namespace hypershard {
 /// Where a child's output stream goes.
 enum class ChildOutput { kInherit, kCapture, kDiscard };
 
+/// What to run and in which surroundings.
 struct SpawnOptions {
   std::vector<std::string> argv;  ///< argv[0]: a path, or a name that PATH knows
   std::vector<std::pair<std::string, std::string>> env = {};  ///< on top of this process's

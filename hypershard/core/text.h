@@ -3,6 +3,7 @@
 // own.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <iosfwd>
 #include <string>
@@ -41,7 +42,7 @@ class StreamText {
 
 template <class T>
 concept HasToText = requires(const T& value) {
-  { to_text(value) } -> std::convertible_to<std::string>;
+  { to_text(value) } -> std::convertible_to<std::string_view>;
 };
 
 template <class T>
@@ -72,6 +73,11 @@ concept Streamable = requires(std::ostream& stream, const T& value) { stream << 
 template <class>
 inline constexpr bool kNoTextForm = false;
 
+template <class T>
+std::string range_text(const T& range);
+template <class T>
+std::string arithmetic_text(T value);
+
 }  // namespace internal
 
 /// Writes `value` as text for a message.
@@ -81,7 +87,39 @@ inline constexpr bool kNoTextForm = false;
 /// items), pairs as `a: b`, an empty optional as `none`, what has an `operator<<`, enumerators by
 /// number, pointers as addresses.
 template <class T>
-std::string text_of(const T& value);
+std::string text_of(const T& value) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return internal::arithmetic_text(value);
+  } else if constexpr (std::is_null_pointer_v<T>) {
+    return "null";
+  } else if constexpr (internal::HasToText<T>) {
+    return std::string(to_text(value));
+  } else if constexpr (internal::StringLike<T>) {
+    if constexpr (std::is_pointer_v<T>) {
+      return value == nullptr ? std::string("null") : std::string(value);
+    } else {
+      return std::string(static_cast<std::string_view>(value));
+    }
+  } else if constexpr (std::is_pointer_v<T>) {
+    return internal::pointer_text(reinterpret_cast<const void*>(value));
+  } else if constexpr (internal::OptionalLike<T>) {
+    return value.has_value() ? text_of(*value) : std::string("none");
+  } else if constexpr (internal::RangeLike<T>) {
+    return internal::range_text(value);
+  } else if constexpr (internal::PairLike<T>) {
+    return text_of(value.first) + ": " + text_of(value.second);
+  } else if constexpr (std::is_enum_v<T> && !internal::Streamable<T>) {
+    return text_of(static_cast<std::underlying_type_t<T>>(value));
+  } else if constexpr (internal::Streamable<T>) {
+    internal::StreamText text;
+    text.stream() << value;
+    return text.str();
+  } else {
+    static_assert(
+        internal::kNoTextForm<T>, "give this type a `to_text(const T&)` in its namespace"
+    );
+  }
+}
 
 namespace internal {
 
@@ -124,41 +162,6 @@ std::string arithmetic_text(T value) {
 }
 
 }  // namespace internal
-
-template <class T>
-std::string text_of(const T& value) {
-  if constexpr (std::is_arithmetic_v<T>) {
-    return internal::arithmetic_text(value);
-  } else if constexpr (std::is_null_pointer_v<T>) {
-    return "null";
-  } else if constexpr (internal::HasToText<T>) {
-    return to_text(value);
-  } else if constexpr (internal::StringLike<T>) {
-    if constexpr (std::is_pointer_v<T>) {
-      return value == nullptr ? std::string("null") : std::string(value);
-    } else {
-      return std::string(static_cast<std::string_view>(value));
-    }
-  } else if constexpr (std::is_pointer_v<T>) {
-    return internal::pointer_text(reinterpret_cast<const void*>(value));
-  } else if constexpr (internal::OptionalLike<T>) {
-    return value.has_value() ? text_of(*value) : std::string("none");
-  } else if constexpr (internal::RangeLike<T>) {
-    return internal::range_text(value);
-  } else if constexpr (internal::PairLike<T>) {
-    return text_of(value.first) + ": " + text_of(value.second);
-  } else if constexpr (std::is_enum_v<T> && !internal::Streamable<T>) {
-    return text_of(static_cast<std::underlying_type_t<T>>(value));
-  } else if constexpr (internal::Streamable<T>) {
-    internal::StreamText text;
-    text.stream() << value;
-    return text.str();
-  } else {
-    static_assert(
-        internal::kNoTextForm<T>, "give this type a `to_text(const T&)` in its namespace"
-    );
-  }
-}
 
 /// Writes all `parts` one after another.
 template <class... Parts>

@@ -21,6 +21,11 @@ std::string to_text(const Kind&) {
   return "Flat";
 }
 
+enum class Viewed { kShard };
+std::string_view to_text(Viewed) {
+  return "Shard";
+}
+
 enum class Plain : std::uint8_t { kSeven = 7 };
 
 struct Streamed {
@@ -90,6 +95,7 @@ TEST(TextTest, WritesOptionals) {
 TEST(TextTest, PrefersATypesOwnForm) {
   EXPECT_EQ(text_of(other::Kind::kFlat), "Flat");
   EXPECT_EQ(text_of(std::vector<other::Kind>{other::Kind::kFlat}), "[Flat]");
+  EXPECT_EQ(text_of(other::Viewed::kShard), "Shard");
 }
 
 TEST(TextTest, FallsBackToStreamingThenToNumbers) {

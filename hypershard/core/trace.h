@@ -35,6 +35,7 @@ inline bool trace_enabled() {
   return internal::trace_on.load(std::memory_order_relaxed);
 }
 
+/// Options of one recording.
 struct TraceOptions {
   /// Memory bound: later events are counted and dropped, and writing the trace warns of them.
   std::size_t max_events = std::size_t{1} << 20;
