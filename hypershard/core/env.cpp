@@ -272,12 +272,14 @@ void check_all() {
 
 int warn_unknown() {
   constexpr std::string_view kPrefix = "HS_";
+  constexpr std::string_view kTestPrefix = "HS_TEST_";
   const std::vector<std::string> names = all_names();
   int num_unknown = 0;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view assignment = *entry;
     const std::string name(assignment.substr(0, assignment.find('=')));
-    if (!name.starts_with(kPrefix) || std::find(names.begin(), names.end(), name) != names.end()) {
+    const bool is_ours = name.starts_with(kPrefix) && !name.starts_with(kTestPrefix);
+    if (!is_ours || std::find(names.begin(), names.end(), name) != names.end()) {
       continue;
     }
     ++num_unknown;

@@ -52,7 +52,8 @@ std::int64_t get_duration_ms(std::string_view name);
 /// Errors: InvalidArgument listing every malformed variable.
 void check_all();
 
-/// Logs a warning for each set `HS_*` variable without a row and names the nearest row.
+/// Logs a warning for each set `HS_*` variable without a row and names the nearest row. `HS_TEST_*`
+/// belongs to test binaries and is left alone.
 /// Returns how many there were.
 int warn_unknown();
 

@@ -6,6 +6,9 @@ namespace hypershard::env {
 namespace {
 
 constexpr Variable kVariables[] = {
+    {.name = "HS_BOOTSTRAPPED",
+     .default_value = "",
+     .doc = "Set by scripts/test to say that dependencies are in place; the program ignores it."},
     {.name = "HS_COMM",
      .default_value = "auto",
      .doc = "Back end of the collectives; auto takes shm inside a host and c10d between hosts.",
@@ -35,6 +38,9 @@ constexpr Variable kVariables[] = {
      .doc =
          "Ranks that log info and debug lines: all, or a list such as 0,4-7. Warnings and errors "
          "are logged by every rank."},
+    {.name = "HS_PIP_ARGS",
+     .default_value = "",
+     .doc = "More arguments for pip install in scripts/bootstrap; the program ignores it."},
     {.name = "HS_SEED",
      .type = Type::kInt,
      .default_value = "-1",
@@ -64,6 +70,9 @@ constexpr Variable kVariables[] = {
      .doc = "How long a collective waits for its peers before it fails.",
      .min = 0.001,
      .max = 31'536'000},
+    {.name = "HS_TORCH_ROOT",
+     .default_value = "",
+     .doc = "Folder of the torch package that the scripts build against; the program ignores it."},
     {.name = "HS_TRACE",
      .default_value = "",
      .doc = "Folder or file for a trace of the run in Chrome's format; empty records none."},

@@ -136,10 +136,12 @@ TEST(EnvTest, WarnsOfUnknownVariablesWithTheNearestName) {
   EXPECT_EQ(env::warn_unknown(), 0);
   const ScopedVariable slip("HS_LOG_LEVLE", "debug");
   const ScopedVariable other("HS_QQQQQQQQQ", "1");
+  const ScopedVariable of_tests("HS_TEST_ANYTHING", "1");
   EXPECT_EQ(env::warn_unknown(), 2);
   EXPECT_EQ(
       capture.count(LogLevel::kWarn, "HS_LOG_LEVLE is ignored; did you mean 'HS_LOG_LEVEL'"), 1
   );
+  EXPECT_EQ(capture.count(LogLevel::kWarn), 2);
   EXPECT_EQ(capture.count(LogLevel::kWarn, "HS_QQQQQQQQQ is ignored; `hypershard info env`"), 1);
 }
 

@@ -68,6 +68,17 @@ TEST_F(ErrorTest, EachMacroThrowsItsType) {
   EXPECT_NO_THROW(HS_CHECK(true, "never built"));
 }
 
+TEST_F(ErrorTest, DebugChecksCostNothingInRelease) {
+  int num_evaluated = 0;
+#ifdef NDEBUG
+  EXPECT_NO_THROW(HS_DCHECK(++num_evaluated == 0, "value ", num_evaluated));
+  EXPECT_EQ(num_evaluated, 0);
+#else
+  EXPECT_THROW(HS_DCHECK(++num_evaluated == 0, "value ", num_evaluated), InternalError);
+  EXPECT_EQ(num_evaluated, 1);
+#endif
+}
+
 TEST_F(ErrorTest, CodesMatchTypes) {
   EXPECT_EQ(InvalidArgument("x").code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(Unsupported("x").code(), ErrorCode::kUnsupported);

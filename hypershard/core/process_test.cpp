@@ -72,6 +72,20 @@ TEST(ProcessTest, CapturesMoreThanAPipeHolds) {
   EXPECT_EQ(child.captured_out().size(), 300'000U);
 }
 
+TEST(ProcessTest, SendsErrorsToAGivenDescriptor) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  SpawnOptions options = shell("echo err >&2");
+  options.err_fd = ends[1];
+  ChildProcess child(options);
+  EXPECT_TRUE(wait_within(child).is_success());
+  char buffer[8] = {};
+  EXPECT_EQ(read(ends[0], buffer, sizeof(buffer)), 4);
+  EXPECT_STREQ(buffer, "err\n");
+  close(ends[0]);
+  close(ends[1]);
+}
+
 TEST(ProcessTest, PassesEnvironmentAndFolder) {
   setenv("CORE_TEST_KEPT", "kept", 1);
   setenv("CORE_TEST_REMOVED", "removed", 1);
