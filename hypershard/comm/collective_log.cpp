@@ -6,35 +6,25 @@
 #include <string_view>
 #include <utility>
 
+#include "hypershard/core/hash.h"
 #include "hypershard/core/text.h"
 
 namespace hypershard::comm {
 namespace {
 
-constexpr std::uint64_t kPrime = 1099511628211ULL;  // FNV-1a, 64 bits
-
-std::uint64_t hash_bytes(std::uint64_t hash, std::string_view bytes) {
-  for (const char c : bytes) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
-  }
-  return (hash ^ 0xffU) * kPrime;  // ends the field: "ab","c" differs from "a","bc"
-}
-
-std::uint64_t hash_number(std::uint64_t hash, std::uint64_t number) {
-  for (int shift = 0; shift < 64; shift += 8) {
-    hash = (hash ^ ((number >> shift) & 0xffU)) * kPrime;
-  }
-  return hash;
+/// Hashes a text and its length: "ab", "c" differs from "a", "bc".
+std::uint64_t hash_field(std::uint64_t hash, std::string_view text) {
+  return hash_combine(hash_bytes(text, hash), text.size());
 }
 
 /// Hashes what must agree between ranks: not the bytes of an all-to-all, whose counts differ.
 std::uint64_t hash_entry(std::uint64_t hash, const LogEntry& entry) {
-  hash = hash_number(hash, static_cast<std::uint64_t>(entry.op));
-  hash = hash_bytes(hash, entry.communicator);
-  hash = hash_bytes(hash, entry.unit);
-  hash = hash_bytes(hash, entry.dtype);
+  hash = hash_combine(hash, static_cast<std::uint64_t>(entry.op));
+  hash = hash_field(hash, entry.communicator);
+  hash = hash_field(hash, entry.unit);
+  hash = hash_field(hash, entry.dtype);
   if (entry.op != Op::kAllToAll) {
-    hash = hash_number(hash, static_cast<std::uint64_t>(entry.payload_bytes));
+    hash = hash_combine(hash, static_cast<std::uint64_t>(entry.payload_bytes));
   }
   return hash;
 }

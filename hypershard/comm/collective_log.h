@@ -38,6 +38,7 @@ std::string to_text(const LogEntry& entry);
 class CollectiveLog {
  public:
   explicit CollectiveLog(std::size_t keep = 256) : keep_(keep) {}
+  /// Adds an entry to counts, bytes and hash.
   void append(LogEntry entry);
   /// Keeps every entry from now on (tests, validation mode).
   void keep_all(bool on) { keep_all_ = on; }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -12,11 +13,16 @@
 #include <thread>
 #include <utility>
 
+#include "hypershard/comm/delayed/delayed_world.h"
 #include "hypershard/comm/local/local_world.h"
 #include "hypershard/core/error.h"
+#include "hypershard/core/hash.h"
+#include "hypershard/testing/internal/rank_job.h"
 
 namespace hypershard::testing {
 namespace {
+
+using internal::RankJob;
 
 constexpr double kGraceSeconds = 10;
 
@@ -109,12 +115,6 @@ std::string others_text(const Run& run, int but) {
   }
 }
 
-/// One job and how to end it.
-struct Job {
-  std::function<std::shared_ptr<comm::World>(int rank)> world;
-  std::function<void(const std::string& why)> abort;
-};
-
 layout::Topology topology_of(int num_ranks, const RunRanksOptions& options) {
   if (options.supernodes.empty()) {
     return layout::Topology::single_supernode(num_ranks);
@@ -127,18 +127,25 @@ layout::Topology topology_of(int num_ranks, const RunRanksOptions& options) {
   return layout::Topology::from_labels(options.supernodes);
 }
 
-Job make_job(int num_ranks, const RunRanksOptions& options) {
+/// Makes seeds of neighbouring ranks and runs differ in more than a bit.
+std::uint64_t seed_of(std::uint64_t seed, int rank) {
+  return hash_combine(hash_combine(kHashSeed, seed), static_cast<std::uint64_t>(rank));
+}
+
+RankJob make_job(int num_ranks, const RunRanksOptions& options) {
+  layout::Topology topology = topology_of(num_ranks, options);
+  if (options.backend == RankBackend::kGloo) {
+    return internal::make_gloo_rank_job(std::move(topology), options.timeout_s);
+  }
   auto job = std::make_shared<comm::LocalJob>(
-      topology_of(num_ranks, options), comm::LocalOptions{.timeout_s = options.timeout_s}
+      std::move(topology), comm::LocalOptions{.timeout_s = options.timeout_s}
   );
-  HS_SUPPORTED(
-      options.backend == RankBackend::kLocal,
-      "run_ranks: back end ",
-      to_text(options.backend),
-      " is not built in"
-  );
+  const bool delayed = options.backend == RankBackend::kDelayed;
   return {
-      [job](int rank) { return job->world(rank); },
+      [job, delayed, seed = options.seed](int rank) {
+        auto world = job->world(rank);
+        return delayed ? comm::make_delayed_world(world, seed_of(seed, rank)) : world;
+      },
       [job](const std::string& why) { job->abort(why); },
   };
 }
@@ -146,7 +153,7 @@ Job make_job(int num_ranks, const RunRanksOptions& options) {
 void run_one(
     int rank,
     int num_ranks,
-    const Job& job,
+    const RankJob& job,
     const std::function<void(std::shared_ptr<comm::World>)>& body,
     Run& run
 ) {
@@ -203,7 +210,7 @@ void run_ranks(
     const RunRanksOptions& options
 ) {
   HS_CHECK_GE(num_ranks, 1, "run_ranks: number of ranks");
-  const Job job = make_job(num_ranks, options);
+  const RankJob job = make_job(num_ranks, options);
   Run run(num_ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) {

@@ -20,9 +20,10 @@ enum class RankBackend {
 };
 std::string to_text(RankBackend backend);
 
+/// How the threads talk and how long they may take.
 struct RunRanksOptions {
   RankBackend backend = RankBackend::kLocal;
-  std::vector<std::string> supernodes;  ///< label a rank; {} = all in one
+  std::vector<std::string> supernodes = {};  ///< label a rank; {} = all in one
   double deadline_s =
       60;  ///< for the whole body; then every rank's last collective is printed and the run fails
   double timeout_s = 20;   ///< of a collective

@@ -104,7 +104,7 @@ class LocalJob::Source : public internal::RegionSource {
       const std::function<void()>& progress
   ) override;
   bool reads_any_memory() const override { return hub_->options.reads_any_memory; }
-  int lost_peer() override { return -1; }
+  std::vector<int> lost_peers() override { return {}; }
   void keep(std::vector<at::Tensor> tensors) override;
 
  private:

@@ -7,21 +7,13 @@
 #include <limits>
 #include <utility>
 
-#include "hypershard/comm/internal/dtype_text.h"
 #include "hypershard/core/error.h"
+#include "hypershard/core/hash.h"
 
 namespace hypershard::comm::internal {
 namespace {
 
 constexpr std::uint64_t kEverything = std::numeric_limits<std::uint64_t>::max();
-
-std::uint64_t hash_text(std::string_view text) {
-  std::uint64_t hash = 14695981039346656037ULL;  // FNV-1a
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  }
-  return hash;
-}
 
 std::int64_t element_bytes(const SharedCall& call) {
   return call.op == Op::kBarrier ? 1 : static_cast<std::int64_t>(call.input.element_size());
@@ -154,7 +146,7 @@ void CollectiveEngine::fill_record(PendingCall& pending) {
   record.op = static_cast<std::uint8_t>(call.op);
   record.reduce = static_cast<std::uint8_t>(call.reduce);
   record.root = call.root;
-  record.unit_hash = hash_text(call.unit);
+  record.unit_hash = hash_bytes(call.unit);
   std::memcpy(record.unit, call.unit.data(), std::min(call.unit.size(), kUnitText - 1));
   if (call.op != Op::kBarrier) {
     record.dtype = static_cast<std::uint8_t>(call.input.scalar_type());

@@ -2,10 +2,8 @@
 // The words may be in memory of several processes, so the private variants are not used.
 #include "hypershard/comm/shm/internal/futex.h"
 
-#include <algorithm>
 #include <climits>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,15 +21,6 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::i
 
 void futex_wake_all(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) {
-    return 1;
-  }
-  return std::max(1, CPU_COUNT(&set));
 }
 
 }  // namespace hypershard::comm::internal

@@ -13,7 +13,4 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::i
 /// Wakes all that sleep on `word`, in every process that maps it.
 void futex_wake_all(std::atomic<std::uint32_t>& word);
 
-/// Returns the number of cores that the calling thread may run on.
-int usable_cores();
-
 }  // namespace hypershard::comm::internal

@@ -10,6 +10,7 @@
 #include "hypershard/comm/shm/internal/futex.h"
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
+#include "hypershard/core/process.h"
 
 namespace hypershard::comm::internal {
 namespace {
@@ -123,7 +124,7 @@ GroupSync::GroupSync(GroupInfo info, std::shared_ptr<RegionSource> source)
   control_ =
       source_->allocate(ControlBlock::bytes(size), "control block", RegionUse::kControl, [] {});
   block_ = ControlBlock(control_->write(), size);
-  spins_ = usable_cores() >= size;
+  spins_ = available_cores() >= size;
 }
 
 void GroupSync::publish(std::atomic<std::uint64_t>& counter, std::uint64_t value) {
@@ -196,24 +197,30 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, const Wa
 
 bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
   for (const int peer : std::vector<int>(lag_.ranks())) {
-    if (block_.counters(peer).left.load(std::memory_order_seq_cst) != 0) {
-      fail_if_still_stuck(advance, [&] {
-        return rank_text(peer) + " left (its communicator was destroyed) during " + text.during() +
-               "; " + last_call_text(peer);
-      });
-      return true;
+    if (block_.counters(peer).left.load(std::memory_order_seq_cst) == 0) {
+      continue;
     }
+    // What the peer did before it left may have come in since the last look.
+    lag_.clear();
+    if (advance(lag_) == Advance::kStuck && lag_.has(peer)) {
+      fail(
+          rank_text(peer) + " left (its communicator was destroyed) during " + text.during() +
+          "; " + last_call_text(peer)
+      );
+    }
+    return true;
   }
   return false;
 }
 
 void GroupSync::check_lost(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
-  const int lost = source_->lost_peer();
-  if (lost >= 0 && block_.counters(lost).left.load(std::memory_order_seq_cst) == 0) {
-    fail_if_still_stuck(advance, [&] {
-      return rank_text(lost) + " died (its connection closed) during " + text.during() + "; " +
-             last_call_text(lost);
-    });
+  for (const int lost : source_->lost_peers()) {
+    if (block_.counters(lost).left.load(std::memory_order_seq_cst) == 0) {
+      fail_if_still_stuck(advance, [&] {
+        return rank_text(lost) + " died (its connection closed) during " + text.during() + "; " +
+               last_call_text(lost);
+      });
+    }
   }
 }
 
@@ -245,7 +252,6 @@ void GroupSync::glance(const std::function<Advance(Lag&)>& advance, const WaitTe
 void GroupSync::fail_if_still_stuck(
     const std::function<Advance(Lag&)>& advance, const std::function<std::string()>& failure
 ) {
-  // What the peer did before it left may have come in since the last look.
   lag_.clear();
   if (advance(lag_) == Advance::kStuck) {
     fail(failure());

@@ -46,8 +46,8 @@ class RegionSource {
   /// Tells whether peers can read any memory of this rank by its address.
   virtual bool reads_any_memory() const = 0;
 
-  /// Returns a peer whose process is gone, or -1. Costs a system call at most.
-  virtual int lost_peer() = 0;
+  /// Returns the peers whose processes are gone. Costs a system call at most.
+  virtual std::vector<int> lost_peers() = 0;
 
   /// Keeps tensors that peers may still be reading, until all of them have left.
   virtual void keep(std::vector<at::Tensor> tensors) = 0;

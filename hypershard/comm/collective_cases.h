@@ -1,0 +1,28 @@
+// Why: what a collective must do does not depend on the back end, so the cases are written once
+// and run over every one of them, by threads and by processes. Test support; not installed.
+#pragma once
+
+#include <cstdint>
+
+#include "hypershard/comm/communicator.h"
+
+namespace hypershard::comm::testing_cases {
+
+/// Runs every operation over `dtype` with even, uneven and zero counts and checks every element
+/// against its closed form. Throws InternalError at the first difference.
+/// Collective: yes.
+void check_all_operations(Communicator& communicator, at::ScalarType dtype);
+
+/// Runs tensors of a megabyte and more, beyond a small staging area.
+void check_large(Communicator& communicator);
+
+/// Checks that sums have the bits of a sum in rank order, whatever the timing.
+void check_rank_order(Communicator& communicator);
+
+/// Runs `rounds` random collectives, several in flight, chosen by `seed` alike on all ranks.
+void check_random(Communicator& communicator, std::uint64_t seed, int rounds);
+
+/// Checks shared buffers, symmetric arenas and epoch boards. Needs has_shared_memory().
+void check_shared_memory(Communicator& communicator);
+
+}  // namespace hypershard::comm::testing_cases
