@@ -2,6 +2,7 @@
 #include "hypershard/shard/buffer_pool.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
@@ -43,6 +44,12 @@ void BufferPool::release(at::Tensor buffer) {
     poison(buffer);
   }
   free_[buffer.numel()].push_back(std::move(buffer));
+}
+
+at::Tensor flat_tensor(void* data, std::int64_t numel, c10::ScalarType dtype, std::shared_ptr<void> owner) {
+  return at::from_blob(
+      data, {numel}, [owner = std::move(owner)](void*) {}, at::TensorOptions().dtype(dtype)
+  );
 }
 
 at::Tensor typed_view(const at::Tensor& bytes, std::int64_t offset_bytes, std::int64_t numel, c10::ScalarType dtype) {

@@ -102,9 +102,12 @@ Engine::Engine(DataParallel parallel, std::string replicate_axis, FullyShardOpti
       all_at_rest ? std::vector<std::int64_t>() : unit_bytes, options_.gradient_buffers, reader, &counters_,
       [this](const comm::WorkPtr& work) { drive_until(work); }
   );
-  order_.resize(units_.size());
-  std::iota(order_.begin(), order_.end(), 0);
-  reduce_order_.assign(order_.rbegin(), order_.rend());
+  // Until a forward is recorded: order of declaration, the root around all others.
+  std::vector<int> begins(units_.size());
+  std::iota(begins.begin(), begins.end(), 0);
+  std::vector<int> ends(begins.begin() + 1, begins.end());
+  ends.push_back(0);
+  set_order(begins, ends);
   seen_versions_ = update_versions();
 }
 
@@ -211,7 +214,9 @@ void Engine::hook_parameters(Unit& unit, std::size_t group) {
           }
         }
     ));
-    nn::set_gradient_slot(params[i].tensor, std::make_shared<EngineSlot>(self, unit.index(), group, i));
+    auto slot = std::make_shared<EngineSlot>(self, unit.index(), group, i);
+    nn::set_gradient_slot(params[i].tensor, slot);  // refers to it weakly
+    gradient_hooks_.push_back(std::move(slot));
     // Whoever steps on the module's parameters instead of the update parameters meets this text.
     at::Tensor tensor = params[i].tensor;
     tensor.mutable_grad() = make_tombstone(
@@ -237,15 +242,16 @@ std::uint64_t Engine::update_versions() const {
 
 void Engine::open_window() {
   if (epochs_ && !window_open_) {
-    const std::int64_t start = now_ns();
+    const std::int64_t began = now_ns();
     epochs_->publish(kReleased, ++released_epoch_);
     epochs_->wait_all(kReleased, released_epoch_, "release of runtime parameters", "root");
-    counters_.window_wait_ns += now_ns() - start;
+    counters_.window_wait_ns += now_ns() - began;
   }
   window_open_ = true;
 }
 
-void Engine::close_window() {
+// `keep` leaves the publish due: an evaluation may come before the optimizer's step, and not every step shows in version counters (torch's SGD writes through data()).
+void Engine::close_window(bool keep) {
   const std::uint64_t versions = update_versions();
   const bool written = needs_publish_ || versions != seen_versions_;
   HS_CHECK(
@@ -256,27 +262,27 @@ void Engine::close_window() {
     return;
   }
   if (written) {
-    const std::int64_t start = now_ns();
+    const std::int64_t began = now_ns();
     for (const auto& unit : units_) {
-      unit->reshard();
+      release(*unit);
       for (const auto& group : unit->groups()) {
         group->publish();
       }
       if (unit->pinned) {
-        unit->start_unshard();
-        unit->finish_unshard();
+        start(*unit);
+        finish(unit->index());
       }
     }
-    counters_.publish_ns += now_ns() - start;
+    counters_.publish_ns += now_ns() - began;
   }
   if (epochs_) {
-    const std::int64_t start = now_ns();
+    const std::int64_t began = now_ns();
     epochs_->publish(kPublished, ++published_epoch_);
     epochs_->wait_all(kPublished, published_epoch_, "publish of runtime parameters", "root");
-    counters_.window_wait_ns += now_ns() - start;
+    counters_.window_wait_ns += now_ns() - began;
   }
   window_open_ = false;
-  needs_publish_ = false;
+  needs_publish_ = needs_publish_ && keep;
   seen_versions_ = versions;
 }
 
@@ -284,7 +290,7 @@ void Engine::sync_runtime() {
   HS_CHECK(stack_.empty() && !in_backward_, "shard: sync_runtime() was called during a forward or backward; call it between steps");
   open_window();
   needs_publish_ = true;
-  close_window();
+  close_window(/*keep=*/false);
   open_window();
 }
 
@@ -299,17 +305,17 @@ void Engine::begin_update() {
 void Engine::unshard(int unit) {
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   if (stack_.empty() && !in_backward_) {
-    close_window();
+    close_window(/*keep=*/true);
   }
   target.pinned = true;
-  target.start_unshard();
+  start(target);
   finish(unit);
 }
 
 void Engine::reshard(int unit) {
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   target.pinned = false;
-  target.reshard();
+  release(target);
 }
 
 }  // namespace hypershard::shard

@@ -110,12 +110,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void reset_iteration();
   void need(int unit);
   void start_up_to(std::size_t end);
+  void start(Unit& unit);
   void finish(int unit);
+  void release(Unit& unit);
   void hook_outputs(int unit, std::span<at::Tensor* const> outputs);
   void hook_inputs(int unit, std::span<at::Tensor* const> inputs);
   void cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const;
   bool first_needed_in_backward(int unit) const;
   void agree_on_order();
+  void set_order(const std::vector<int>& begins, const std::vector<int>& ends);
   void expect_gradients(Unit& unit);
   bool may_post_early(const Unit& unit) const;
   void post_if_complete(Unit& unit);
@@ -127,7 +130,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void take_buffer(Unit& unit);
 
   void open_window();
-  void close_window();
+  void close_window(bool keep);
   std::uint64_t update_versions() const;
 
   DataParallel parallel_;
@@ -155,10 +158,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool root_pass_ = false;        // the outermost unit of this pass is the root: the recorded order applies
   bool training_pass_ = false;
   std::vector<int> order_;        // unshards of a forward, in order
+  std::vector<int> backward_order_;
   std::vector<int> reduce_order_;
   bool order_agreed_ = false;
-  std::vector<int> recording_;
+  std::vector<int> recording_;       // units as their forwards begin
+  std::vector<int> recording_ends_;  // and end
   std::vector<int> pass_order_;
+  std::deque<int> unsharding_;    // started and not finished, oldest first
   std::size_t started_ = 0;       // entries of pass_order_ passed by
   bool in_backward_ = false;
   std::size_t next_reduction_ = 0;
@@ -168,7 +174,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   std::deque<InFlight> in_flight_;
 
-  std::vector<std::shared_ptr<void>> gradient_hooks_;
+  std::vector<std::shared_ptr<void>> gradient_hooks_;  // hooks and slots of parameters, kept alive
   std::vector<std::shared_ptr<nn::RecomputeObserver>> segment_observers_;  // by unit
 };
 

@@ -16,7 +16,7 @@ void Engine::begin_backward() {
   in_backward_ = true;
   window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before the end of this backward
   pass_ = Pass::kBackward;
-  pass_order_.assign(order_.rbegin(), order_.rend());
+  pass_order_ = backward_order_;
   started_ = 0;
   next_reduction_ = 0;
   for (const auto& unit : units_) {
@@ -144,7 +144,7 @@ void Engine::post(Unit& unit) {
     start_ready_reductions();
   }
   if (!unit.is_root() && !unit.has_frozen() && !unit.pinned) {
-    unit.reshard();
+    release(unit);
   }
   progress();
 }
@@ -153,7 +153,7 @@ void Engine::inputs_done(int unit) {
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   const bool later_use = here.occurrences.plain + here.occurrences.in_segments > 1;
   if (in_backward_ && !here.is_root() && !here.pinned && !later_use && (here.ready || !here.has_trainable())) {
-    here.reshard();
+    release(here);
   }
 }
 
@@ -177,8 +177,9 @@ void Engine::progress() {
   while (!in_flight_.empty() && in_flight_.front().work->test()) {
     in_flight_.pop_front();
   }
-  for (const auto& unit : units_) {
-    unit->advance_unshard();
+  while (!unsharding_.empty() && units_[static_cast<std::size_t>(unsharding_.front())]->advance_unshard()) {
+    units_[static_cast<std::size_t>(unsharding_.front())]->finish_unshard();
+    unsharding_.pop_front();
   }
 }
 
@@ -217,7 +218,7 @@ void Engine::end_backward() {
   counters_.reduce_wait_ns += now_ns() - start;
   for (const auto& unit : units_) {
     if (!unit->pinned) {
-      unit->reshard();
+      release(*unit);
     }
     unit->occurrences = {};
     unit->used = false;
@@ -241,7 +242,7 @@ void Engine::reset_iteration() {
     unit->ready = false;
     unit->reduced = false;
     if (!unit->pinned) {
-      unit->reshard();
+      release(*unit);
     }
   }
   in_flight_.clear();

@@ -28,6 +28,9 @@ void Engine::pre_forward(int unit, std::span<at::Tensor* const> inputs) {
   }
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   here.used = true;
+  if (pass_ == Pass::kForward) {
+    recording_.push_back(unit);
+  }
   need(unit);
   stack_.push_back(unit);
   if (pass_ == Pass::kForward && is_training()) {
@@ -53,26 +56,36 @@ void Engine::begin_forward(int unit) {
   if (is_training()) {
     refresh_trainability();
   }
-  close_window();
+  close_window(/*keep=*/!is_training());
   pass_ = Pass::kForward;
   root_pass_ = unit == 0;
   training_pass_ = is_training();
   pass_order_ = root_pass_ ? order_ : std::vector<int>();
   started_ = 0;
   recording_.clear();
+  recording_ends_.clear();
 }
 
 // See NOTE [order of collectives].
 void Engine::start_up_to(std::size_t end) {
   const std::size_t last = std::min(end, pass_order_.size());
   for (std::size_t i = started_; i < last; ++i) {
-    units_[static_cast<std::size_t>(pass_order_[i])]->start_unshard();
+    start(*units_[static_cast<std::size_t>(pass_order_[i])]);
+  }
+}
+
+void Engine::start(Unit& unit) {
+  if (unit.state() == UnitState::kSharded) {
+    unit.start_unshard();
+    unit.prefetched = true;
+    unsharding_.push_back(unit.index());
   }
 }
 
 void Engine::need(int unit) {
-  if (pass_ == Pass::kForward) {
-    recording_.push_back(unit);
+  Unit& target = *units_[static_cast<std::size_t>(unit)];
+  if (target.state() == UnitState::kUnsharded && !target.prefetched) {
+    return;  // kept since earlier, on all ranks alike: no entry of the order
   }
   const auto from = pass_order_.begin() + static_cast<std::ptrdiff_t>(started_);
   const auto found = std::find(from, pass_order_.end(), unit);
@@ -81,22 +94,35 @@ void Engine::need(int unit) {
     start_up_to(position + 1);
     started_ = position + 1;
   } else {
-    units_[static_cast<std::size_t>(unit)]->start_unshard();
+    start(target);
   }
+  target.prefetched = false;
   finish(unit);
   const int ahead = pass_ == Pass::kForward ? options_.forward_prefetch : options_.backward_prefetch;
   start_up_to(started_ + static_cast<std::size_t>(ahead));
 }
 
+// Oldest first, also through units that nobody waits for yet: later stages of a gather must start in the same order on all ranks.
 void Engine::finish(int unit) {
   Unit& target = *units_[static_cast<std::size_t>(unit)];
-  if (target.state() == UnitState::kUnsharded) {
-    return;
+  if (target.state() == UnitState::kUnsharded && !target.prefetched) {
+    return;  // kept since earlier, on all ranks alike: no entry of the order
   }
-  const TraceSpan span(TraceLane::kWait, "unshard ", target.path());
-  const std::int64_t start = now_ns();
-  target.finish_unshard();
-  counters_.unshard_wait_ns += now_ns() - start;
+  const TraceSpan span(TraceLane::kWait, "unshard ", units_[static_cast<std::size_t>(unit)]->path());
+  const std::int64_t begin = now_ns();
+  while (std::find(unsharding_.begin(), unsharding_.end(), unit) != unsharding_.end()) {
+    units_[static_cast<std::size_t>(unsharding_.front())]->finish_unshard();
+    unsharding_.pop_front();
+  }
+  counters_.unshard_wait_ns += now_ns() - begin;
+}
+
+void Engine::release(Unit& unit) {
+  if (unit.state() == UnitState::kUnsharding) {
+    finish(unit.index());  // a prefetch nobody used
+  }
+  unit.prefetched = false;
+  unit.reshard();
 }
 
 void Engine::cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const {
@@ -139,7 +165,13 @@ void Engine::hook_outputs(int unit, std::span<at::Tensor* const> outputs) {
 }
 
 bool Engine::first_needed_in_backward(int unit) const {
-  return order_agreed_ && root_pass_ && at::GradMode::is_enabled() && !order_.empty() && order_.back() == unit;
+  if (!order_agreed_ || !root_pass_ || !at::GradMode::is_enabled()) {
+    return false;
+  }
+  const auto first = std::find_if(backward_order_.begin(), backward_order_.end(), [this](int index) {
+    return units_[static_cast<std::size_t>(index)]->reshard_after_forward;
+  });
+  return first != backward_order_.end() && *first == unit;
 }
 
 void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
@@ -148,6 +180,9 @@ void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   HS_ASSERT(!stack_.empty() && stack_.back() == unit, "shard: forward of unit '", here.path(), "' ended out of turn");
   stack_.pop_back();
+  if (pass_ == Pass::kForward) {
+    recording_ends_.push_back(unit);
+  }
   if (here.is_root() && options_.precision.output) {
     for (at::Tensor* output : outputs) {
       if (output->defined() && output->is_floating_point()) {
@@ -167,7 +202,7 @@ void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
   }
   const bool running = std::find(stack_.begin(), stack_.end(), unit) != stack_.end();
   if (here.reshard_after_forward && !here.pinned && !running && !first_needed_in_backward(unit)) {
-    here.reshard();
+    release(here);
   }
   if (stack_.empty()) {
     end_forward();
@@ -180,7 +215,7 @@ void Engine::end_forward() {
   for (const int index : pass_order_) {
     Unit& unit = *units_[static_cast<std::size_t>(index)];
     if (!unit.used && unit.reshard_after_forward && !unit.pinned) {
-      unit.reshard();
+      release(unit);
     }
   }
   for (const auto& unit : units_) {
@@ -203,27 +238,31 @@ void Engine::forward_failed() noexcept {
 }
 
 void Engine::agree_on_order() {
-  // The longest forward any rank could record is bounded only by the program; lengths differ if a unit was skipped, so hashes go first.
-  const at::Tensor mine = internal::order_signature(recording_);
-  const bool same = internal::equal_on_all_ranks(*parallel_.control, mine);
-  if (same) {
-    order_ = recording_;
-    reduce_order_.clear();
-    for (const int unit : order_) {
-      if (std::find(reduce_order_.begin(), reduce_order_.end(), unit) == reduce_order_.end()) {
-        reduce_order_.push_back(unit);
-      }
-    }
-    for (const auto& unit : units_) {
-      if (std::find(reduce_order_.begin(), reduce_order_.end(), unit->index()) == reduce_order_.end()) {
-        reduce_order_.push_back(unit->index());
-      }
-    }
-    std::reverse(reduce_order_.begin(), reduce_order_.end());
+  std::vector<int> both = recording_;
+  both.insert(both.end(), recording_ends_.begin(), recording_ends_.end());
+  if (internal::equal_on_all_ranks(*parallel_.control, internal::order_signature(both))) {
+    set_order(recording_, recording_ends_);
   } else {
     HS_LOG_DEBUG("shard: ranks ran their units in different orders; collectives keep the order of declaration");
   }
   order_agreed_ = true;
+}
+
+// Backward needs a unit when the last of its forward is undone, and completes it when the first is.
+void Engine::set_order(const std::vector<int>& begins, const std::vector<int>& ends) {
+  order_ = begins;
+  backward_order_.assign(ends.rbegin(), ends.rend());
+  reduce_order_.clear();
+  const auto append = [this](int unit) {
+    if (std::find(reduce_order_.begin(), reduce_order_.end(), unit) == reduce_order_.end()) {
+      reduce_order_.push_back(unit);
+    }
+  };
+  std::for_each(begins.begin(), begins.end(), append);
+  for (const auto& unit : units_) {
+    append(unit->index());
+  }
+  std::reverse(reduce_order_.begin(), reduce_order_.end());
 }
 
 }  // namespace hypershard::shard

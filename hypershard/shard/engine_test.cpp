@@ -439,7 +439,9 @@ TEST_P(EngineTest, SameSeedGivesTheSameWeightsOnEveryMesh) {
   for (const Shape shape : {Shape{1, 1, Strategy::kZero3}, {2, 1, Strategy::kZero3}, {4, 1, Strategy::kZero3}, {4, 2, Strategy::kHsdp}, {3, 1, Strategy::kDdp}}) {
     run(shape.ranks, [&](std::shared_ptr<comm::World> world) {
       Net model;
-      model->to(at::Device(at::kMeta));
+      for (const at::Tensor& param : model->parameters()) {
+        param.unsafeGetTensorImpl()->shallow_copy_from(at::empty(param.sizes(), param.options().device(at::kMeta)).getIntrusivePtr());
+      }
       FullyShardOptions options = block_units();
       options.strategy = shape.strategy;
       const ShardedModel sharded = fully_shard(*model, make_mesh(world, shape.replicate), options);

@@ -2,7 +2,6 @@
 #include "hypershard/shard/group.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -51,15 +50,17 @@ std::vector<layout::Range> find_gaps(const layout::GroupPacking& packing) {
   return gaps;
 }
 
-// A flat tensor over memory that `owner` keeps alive. Its version counter is its own, unlike a view's.
-at::Tensor flat_tensor(void* data, std::int64_t numel, c10::ScalarType dtype, std::shared_ptr<void> owner) {
-  return at::from_blob(
-      data, {numel}, [owner = std::move(owner)](void*) {}, at::TensorOptions().dtype(dtype)
-  );
-}
-
 at::Tensor zeros(std::int64_t numel, c10::ScalarType dtype) {
   return at::zeros({numel}, at::TensorOptions().dtype(dtype));
+}
+
+std::string parameters_text(const std::vector<LogicalParam>& params) {
+  constexpr std::size_t kShown = 4;
+  std::string text;
+  for (std::size_t i = 0; i < params.size() && i < kShown; ++i) {
+    text += (i == 0 ? "" : ", ") + params[i].name;
+  }
+  return params.size() > kShown ? text + ", … " + std::to_string(params.size()) + " in all" : text;
 }
 
 }  // namespace
@@ -146,8 +147,9 @@ void ParamGroup::adopt_parameters() {
   const layout::Range own = runtime_range();
   whole_.emplace(
       whole_compute_bytes(), c10::Device(c10::kCPU),
-      "hypershard: a parameter of unit '" + unit_ + "' was accessed while the unit is resharded; call unshard(\"" + unit_ +
-          "\") first, or read update parameters (full_parameter) instead"
+      "hypershard: a parameter of unit '" + unit_ + "' (" + parameters_text(params_) +
+          ") was accessed while the unit is resharded. To read it call unshard(\"" + unit_ +
+          "\") first, or full_parameter(name). If an optimizer or a clipping function did this: build it over update_parameters() of the sharded model"
   );
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const layout::Segment& segment = packing_.segments[i];
@@ -166,7 +168,12 @@ void ParamGroup::adopt_parameters() {
         shard_.narrow(0, part.begin - own.begin, part.numel()).copy_(flat.narrow(0, part.begin - whole.begin, part.numel()));
       }
     }
-    tensor.set_data(whole_->view(segment.offset, segment.shape, dtypes_.compute));
+    const at::Tensor view = whole_->view(segment.offset, segment.shape, dtypes_.compute);
+    if (params_[i].on_meta) {
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());  // set_data refuses to change the device
+    } else {
+      tensor.set_data(view);
+    }
   }
   if (mode_ == RuntimeMode::kResident) {
     whole_->attach(resident_data_);

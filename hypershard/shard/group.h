@@ -189,6 +189,7 @@ class ParamGroup {
   std::vector<char> written_;
   std::vector<char> arrived_;
   at::Tensor rest_;
+  std::vector<at::Tensor> rest_of_;  // rest_ by update tensor: tensors of their own, since an optimizer may detach a gradient in place
   at::Tensor partial_;
   bool partial_live_ = false;
 };

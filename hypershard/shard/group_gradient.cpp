@@ -62,7 +62,13 @@ void ParamGroup::drop_gradient_buffer() {
 
 void ParamGroup::allocate_rest() {
   if (!rest_.defined()) {
-    rest_ = at::zeros({gradient_range().numel()}, at::TensorOptions().dtype(dtypes_.update));
+    const layout::Range plane = gradient_range();
+    rest_ = at::zeros({plane.numel()}, at::TensorOptions().dtype(dtypes_.update));
+    for (const UpdateTensor& update : updates_) {
+      const std::int64_t begin = update.range.numel() == 0 ? 0 : update.range.begin - plane.begin;
+      void* data = rest_.narrow(0, begin, update.range.numel()).mutable_data_ptr();
+      rest_of_.push_back(flat_tensor(data, update.range.numel(), dtypes_.update, std::make_shared<at::Tensor>(rest_)));
+    }
   }
 }
 
@@ -178,22 +184,23 @@ void ParamGroup::finish_reduce(const at::Tensor& slice, double divisor, bool in_
     sum.div_(divisor);
   }
   const layout::Range plane = gradient_range();
-  for (const UpdateTensor& update : updates_) {
-    at::Tensor rest = rest_.narrow(0, update.range.numel() == 0 ? 0 : update.range.begin - plane.begin, update.range.numel());
-    if (!in_rest) {
-      const at::Tensor part = sum.narrow(0, update.range.numel() == 0 ? 0 : update.range.begin - plane.begin, update.range.numel());
-      const auto moved = part.numel() * part.element_size();
-      if (update.tensor.grad().defined()) {
-        at::Tensor grad = update.tensor.grad();
-        grad.add_(part);
-        counters_->accumulated_bytes += moved;
-        continue;
-      }
-      rest.copy_(part);
-      counters_->copied_bytes += moved;
-    }
+  for (std::size_t i = 0; i < updates_.size(); ++i) {
+    const UpdateTensor& update = updates_[i];
     at::Tensor tensor = update.tensor;
-    tensor.mutable_grad() = rest;
+    if (in_rest) {
+      tensor.mutable_grad() = rest_of_[i];
+      continue;
+    }
+    const at::Tensor part = sum.narrow(0, update.range.numel() == 0 ? 0 : update.range.begin - plane.begin, update.range.numel());
+    const auto moved = part.numel() * part.element_size();
+    if (tensor.grad().defined()) {
+      tensor.mutable_grad().add_(part);
+      counters_->accumulated_bytes += moved;
+    } else {
+      rest_of_[i].copy_(part);
+      counters_->copied_bytes += moved;
+      tensor.mutable_grad() = rest_of_[i];
+    }
   }
 }
 

@@ -95,7 +95,7 @@ void Unit::reshard() {
   if (state_ == UnitState::kSharded) {
     return;
   }
-  finish_unshard();  // a prefetch nobody used
+  HS_ASSERT(state_ == UnitState::kUnsharded, "shard: unit '", path_, "' is resharded while it is gathered");
   for (const auto& group : groups_) {
     group->detach();
   }

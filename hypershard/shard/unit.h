@@ -44,11 +44,8 @@ class Unit {
   void start_unshard();
   void finish_unshard();
   void reshard();
-  void advance_unshard() {
-    if (state_ == UnitState::kUnsharding && unshard_) {
-      unshard_->test();
-    }
-  }
+  /// Drives an unshard without blocking; true once finish_unshard() would not wait.
+  bool advance_unshard() { return !unshard_ || unshard_->test(); }
 
   // --- gradients
   std::int64_t gradient_bytes() const;
@@ -62,6 +59,7 @@ class Unit {
   // --- one iteration, kept by the engine
   bool reshard_after_forward = true;
   bool pinned = false;    ///< unsharded by hand: the engine leaves it so
+  bool prefetched = false;  ///< unshard started ahead of need
   bool used = false;      ///< forward ran in this pass
   bool ready = false;     ///< every gradient of this backward is written
   bool reduced = false;   ///< reduction started
