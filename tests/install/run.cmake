@@ -23,6 +23,7 @@ endif()
 run("${CMAKE_COMMAND}" -S "${HS_CONSUMER}/consumer" -B "${work}/build" -G "${HS_GENERATOR}"
     "-DCMAKE_PREFIX_PATH=${work}/prefix" "-DCMAKE_CXX_COMPILER=${HS_COMPILER}"
     "-DCMAKE_BUILD_TYPE=${HS_CONFIG}" "-DMODULES=${HS_MODULES}"
+    "-DEXAMPLE=${HS_EXAMPLE}"
     ${launcher})
 run("${CMAKE_COMMAND}" --build "${work}/build" --config "${HS_CONFIG}")
 run("${CMAKE_CTEST_COMMAND}" --test-dir "${work}/build" --output-on-failure --no-tests=error -C
