@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the layer order on the #include lines: a module includes only what is below it.
 
-core -> layout -> {sim, comm, quant} -> dtensor -> nn -> shard -> {plan, optim, checkpoint}
+core -> layout -> {sim, comm, quant} -> dtensor -> nn -> shard -> {plan, optim} -> checkpoint
 -> {model, data} -> train -> tools. `testing` may include up to dtensor, and only tests include it.
 Modules in one pair of braces do not include each other.
 """

@@ -22,7 +22,8 @@ LAYERS = (
     ("dtensor",),
     ("nn",),
     ("shard",),
-    ("plan", "optim", "checkpoint"),
+    ("plan", "optim"),
+    ("checkpoint",),
     ("model", "data"),
     ("train",),
 )
