@@ -205,7 +205,6 @@ bool CollectiveEngine::test(PendingCall& pending) {
            : state == Advance::kMoved ? Advance::kMoved
                                       : Advance::kStuck;
   };
-  sync_.check();
   Lag lag;
   if (advance(lag) == Advance::kDone) {
     return true;

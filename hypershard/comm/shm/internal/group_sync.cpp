@@ -162,9 +162,8 @@ void GroupSync::fail(const std::string& text) {
 }
 
 void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
-  check();
   lag_.clear();
-  Advance state = advance(lag_);
+  Advance state = advance(lag_);  // first: what is complete stays good when the group fails later
   if (state == Advance::kDone) {
     return;
   }
@@ -183,8 +182,8 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, const Wa
       sleep.moved();
       sleep.awake();
     } else if (state == Advance::kStuck && lag_.mask() != 0 && sleep.covers(lag_.mask())) {
-      futex_wait(mine.bell, bell, kSliceNs);
       check();
+      futex_wait(mine.bell, bell, kSliceNs);
       if (!check_left(advance, text) && sleep.slice_over()) {
         check_lost(advance, text);
         if (sleep.timed_out()) {

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <errno.h>
 #include <fcntl.h>
+#include <fstream>
+#include <limits>
+#include <string>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -35,6 +38,41 @@ class MappedMemory : public SharedBuffer {
   std::byte* write_;
   std::int64_t bytes_;
 };
+
+/// Returns what the host says it could give, or -1 if it does not say.
+std::int64_t available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  std::int64_t kib = -1;
+  for (std::string name; file >> name;) {
+    std::int64_t value = 0;
+    file >> value;
+    if (name == "MemAvailable:") {
+      kib = value;
+    } else if (name == "SwapFree:" && kib >= 0) {
+      return (kib + value) * 1024;
+    }
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return kib < 0 ? -1 : kib * 1024;
+}
+
+/// Refuses what cannot fit: the kernel itself would fill all memory before it found out.
+void check_fits(std::int64_t bytes, std::string_view what) {
+  const std::int64_t available = available_bytes();
+  if (available >= 0 && bytes > available) {
+    HS_FAIL(
+        CommError,
+        "comm.shm: cannot reserve ",
+        bytes,
+        " bytes of shared memory for ",
+        what,
+        ": the host has ",
+        available,
+        " bytes available",
+        HS_HINT("use fewer ranks on this host, smaller units or a smaller model")
+    );
+  }
+}
 
 /// The kernel maps at least a byte.
 std::int64_t at_least_one(std::int64_t bytes) {
@@ -78,6 +116,9 @@ void OwnedFd::reset() {
 
 OwnedFd create_memory(std::int64_t bytes, std::string_view what, RegionUse use) {
   const std::int64_t size = at_least_one(bytes);
+  if (use == RegionUse::kData) {
+    check_fits(size, what);
+  }
   OwnedFd fd(memfd_create("hypershard", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const char* step = "create";
   int error = 0;

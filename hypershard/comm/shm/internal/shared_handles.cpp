@@ -131,9 +131,6 @@ void SharedEpochBoard::wait_all(
   };
   engine_->sync().wait_until(
       [&](Lag& lag) {
-        // A peer may need this rank's part of a collective before it gets to its epoch.
-        Lag behind;
-        const Advance state = engine_->progress(behind);
         for (int rank = 0; rank < engine_->sync().size(); ++rank) {
           if (counter(rank, row).load(std::memory_order_seq_cst) < epoch) {
             lag.add(rank);
@@ -142,6 +139,9 @@ void SharedEpochBoard::wait_all(
         if (lag.ranks().empty()) {
           return Advance::kDone;
         }
+        // A peer may need this rank's part of a collective before it gets to its epoch.
+        Lag behind;
+        const Advance state = engine_->progress(behind);
         for (const int rank : behind.ranks()) {
           lag.add(rank);
         }

@@ -320,7 +320,7 @@ MeshMessage SocketMesh::receive(
       return message;
     }
     const bool again = size < 0 && (errno == EAGAIN || errno == EINTR);
-    if (!again || gone) {
+    if (size == 0 || gone) {
       HS_FAIL(
           CommError,
           "comm.shm: ",
@@ -332,8 +332,8 @@ MeshMessage SocketMesh::receive(
       );
     }
     const std::vector<int> lost = lost_peers();
-    if (std::find(lost.begin(), lost.end(), peer) != lost.end()) {
-      gone = true;  // but its last words may have come in after the look above
+    if (!again || std::find(lost.begin(), lost.end(), peer) != lost.end()) {
+      gone = true;  // but its last words may lie in the queue, behind the error
       continue;
     }
     if (now_s() > deadline) {
