@@ -34,8 +34,7 @@ struct DatasetOptions {
 /// epoch's own permutation. Windows of T + 1 tokens lie end to end (one token shared), beginning at
 /// an offset below T that is drawn anew for every epoch, so that no two epochs cut the text alike.
 /// Micro-batch m of A takes the rows [m, m + 1) * global_batch / A, and rank r of W a contiguous
-/// part of those. Batches are thus pure functions of their arguments: a resumed run needs only its
-/// step.
+/// part of those. Batches are pure functions of their arguments: a resumed run needs only its step.
 ///
 /// Threads: const functions may be called from any thread.
 class TokenDataset {
@@ -49,8 +48,7 @@ class TokenDataset {
   ///
   /// Shapes: input and target [global_batch / (accumulation * world_size), T].
   /// Memory: allocates both tensors on the CPU.
-  /// Errors: InvalidArgument if global_batch does not divide evenly, or an argument is out of
-  /// range;
+  /// Errors: InvalidArgument if global_batch does not divide evenly or an argument is out of range;
   ///         IoError for a damaged file.
   Batch batch(
       std::int64_t step, std::int64_t micro_batch, std::int64_t rank, std::int64_t world_size

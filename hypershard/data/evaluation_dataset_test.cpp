@@ -1,4 +1,5 @@
 // Why: an evaluation must count every held-out token once, for any number of ranks.
+// The counts are checked against a counting file.
 #include "hypershard/data/evaluation_dataset.h"
 
 #include <algorithm>

@@ -18,13 +18,11 @@ struct GutenbergBody {
 ///
 /// - The text begins behind the last start marker and ends before the first end marker that follows
 ///   it. A missing marker cuts nothing on its side; a text without markers comes back whole.
-/// - A start marker is a line that begins `*** START OF TH{E,IS} PROJECT GUTENBERG EBOOK` (or
-/// `ETEXT`;
-///   up to two further lines belong to it until one ends with `***`), or the older `*END*THE SMALL
-///   PRINT!` and `*END THE SMALL PRINT!`.
-/// - An end marker is a line that begins `*** END OF TH{E,IS} PROJECT GUTENBERG EBOOK` (or
-/// `ETEXT`), or
-///   `End of [the|this] Project Gutenberg`.
+/// - A start marker is a line that begins `*** START OF THE PROJECT GUTENBERG EBOOK` (also THIS,
+///   also ETEXT; up to two further lines belong to it until one ends with `***`), or the older
+///   `*END*THE SMALL PRINT!` and `*END THE SMALL PRINT!`.
+/// - An end marker is a line that begins `*** END OF THE PROJECT GUTENBERG EBOOK` (also THIS, also
+///   ETEXT), or `End of Project Gutenberg` (also with `the` or `this`).
 /// - Blank lines next to a cut go with it, and so does a first paragraph behind it that begins
 ///   `Produced by` or `E-text prepared by`.
 ///

@@ -1,6 +1,5 @@
 // Why: a build without the SentencePiece library offers the same functions and says what is
-// missing. CMake picks this source or sentencepiece_tokenizer.cpp, so that callers need no
-// conditions.
+// missing. CMake picks this source or sentencepiece_tokenizer.cpp: callers need no conditions.
 #include "hypershard/core/error.h"
 #include "hypershard/data/sentencepiece_tokenizer.h"
 

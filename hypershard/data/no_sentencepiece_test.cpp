@@ -1,4 +1,5 @@
 // Why: a build without the library must say what is missing, whatever it is asked for.
+// The stub is linked here alone.
 #include <gtest/gtest.h>
 
 #include "hypershard/core/error.h"

@@ -8,6 +8,7 @@
 
 namespace hypershard::data {
 
+/// The vocabulary to make: every byte a token, or pieces of words learnt from the train split.
 enum class TokenizerKind { kByte, kSentencePiece };
 
 /// How the bytes of a file become characters. kAuto takes a file as UTF-8 if it is well-formed, as
@@ -72,8 +73,8 @@ struct PrepareReport {
 /// bytes, and if the folder already holds them nothing is written. Errors: IoError for a path that
 /// cannot be read or a folder that cannot be written; InvalidArgument
 ///         for an empty file, no file, a file that is not text, a `holdout` that names no document
-///         or more than one, or a split without documents; Unsupported for SentencePiece in a build
-///         without it.
+///         or more than one, or a split without documents; Unsupported for SentencePiece where the
+///         build is without it.
 PrepareReport prepare_text(const std::vector<std::string>& paths, const PrepareOptions& options);
 
 /// Writes a report as a few lines for the user.

@@ -1,5 +1,5 @@
-// Why: preparation is the first thing a user runs on files of their own, so its refusals matter
-// most.
+// Why: preparation is the first thing a user runs on files of their own.
+// Its refusals matter most: each is tested with its text, and that nothing was written.
 #include "hypershard/data/prepare.h"
 
 #include <map>

@@ -177,8 +177,7 @@ void SentencePieceTokenizer::save(const std::string& folder) const {
   internal::save_tokenizer_json(*this, "sentencepiece", internal::kTokenizerModelFile, folder);
 }
 
-// Feeds the trainer line by line: it skips longer "sentences" than its limit, so long lines are
-// cut.
+// Feeds the trainer line by line; it skips "sentences" beyond its limit, so long lines are cut.
 class LineIterator final : public sentencepiece::SentenceIterator {
  public:
   explicit LineIterator(const NextText& next_text) : next_text_(next_text) { Next(); }

@@ -36,8 +36,7 @@ using NextText = std::function<bool(std::string&)>;
 ///
 /// Same texts and size give the same bytes; no path enters the model. Document separator: `</s>`.
 /// Errors: InvalidArgument if `vocab_size` is too small for the alphabet or too large for the
-/// texts;
-///         Unsupported in a build without the library.
+///         texts; Unsupported in a build without the library.
 std::string train_sentencepiece(const NextText& next_text, std::int64_t vocab_size);
 
 /// Trains on the text files `paths` and writes `out_prefix`.model.

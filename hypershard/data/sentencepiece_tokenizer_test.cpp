@@ -1,4 +1,5 @@
 // Why: the library behind this tokenizer changes text by default; ours must not, for any bytes.
+// The model is trained here, on a few lines of own text.
 #include "hypershard/data/sentencepiece_tokenizer.h"
 
 #include <algorithm>

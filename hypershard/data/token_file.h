@@ -1,6 +1,5 @@
-// Why: a corpus is tokenised once and then read by every rank at once, straight from the page
-// cache. The file describes itself, so that a wrong, torn or foreign one is refused before training
-// starts.
+// Why: a corpus is tokenised once, then read by all ranks at once straight from the page cache.
+// The file describes itself, so that a wrong, torn or foreign one is refused before training.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +13,7 @@
 
 namespace hypershard::data {
 
-/// One document of a token file: the half-open range of its tokens, without the separator behind
-/// it.
+/// One document of a token file: the half-open range of its tokens, without its separator.
 struct TokenDocument {
   std::string name;
   std::uint64_t begin = 0;
@@ -47,8 +45,7 @@ class TokenFile {
  public:
   /// Opens `path` and checks its header and document table.
   /// Errors: IoError naming the file, what was found and what was expected, if it cannot be read,
-  /// is
-  ///         not a token file, is of another version, is damaged, truncated, or holds no tokens.
+  ///         is not a token file, is of another version, damaged, truncated, or holds no tokens.
   explicit TokenFile(const std::string& path, AccessPattern pattern = AccessPattern::kRandom);
   ~TokenFile();
   TokenFile(TokenFile&& other) noexcept;
@@ -90,8 +87,7 @@ TokenWriterOptions token_writer_options(const Tokenizer& tokenizer);
 /// Nothing is visible at `path` before finish(); a writer destroyed without it leaves nothing.
 /// Use: begin_document, append (any number of times), end_document, ..., finish.
 /// Errors: IoError if the disk is full or the folder not writable; InvalidArgument for a token
-/// outside
-///         the vocabulary, a wrong order of calls, or finish() without a token.
+///         outside the vocabulary, a wrong order of calls, or finish() without a token.
 class TokenFileWriter {
  public:
   TokenFileWriter(const std::string& path, TokenWriterOptions options);

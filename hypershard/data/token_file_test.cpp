@@ -1,5 +1,5 @@
-// Why: a token file that is torn, foreign or damaged must be refused by name, whatever byte is
-// wrong.
+// Why: a token file that is torn, foreign or damaged must be refused by name.
+// Whatever byte is wrong: every one is tried.
 #include "hypershard/data/token_file.h"
 
 #include <csignal>

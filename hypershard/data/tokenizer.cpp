@@ -82,10 +82,16 @@ void save_tokenizer_json(
 
 namespace {
 
+// Returns a text field, or nothing if it is absent or no text.
+std::string field(const nlohmann::json& json, const char* key) {
+  const auto at = json.find(key);
+  return at != json.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
 std::unique_ptr<Tokenizer> load_described(const std::string& path) {
   const std::string text = internal::read_file(path);
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || json.value("format", "") != "hypershard.tokenizer") {
+  if (!json.is_object() || field(json, "format") != "hypershard.tokenizer") {
     HS_FAIL(
         IoError,
         "data: ",
@@ -94,13 +100,13 @@ std::unique_ptr<Tokenizer> load_described(const std::string& path) {
         HS_HINT("prepare the folder again with `hypershard data text`")
     );
   }
-  const std::string type = json.value("type", "");
-  const std::string name = json.value("name", "");
+  const std::string type = field(json, "type");
+  const std::string name = field(json, "name");
   std::unique_ptr<Tokenizer> tokenizer;
   if (type == "byte") {
     tokenizer = std::make_unique<ByteTokenizer>();
   } else if (type == "sentencepiece") {
-    const fs::path model = fs::path(path).parent_path() / json.value("model_file", "");
+    const fs::path model = fs::path(path).parent_path() / field(json, "model_file");
     tokenizer = load_sentencepiece(model.string());
   } else {
     HS_FAIL(

@@ -1,4 +1,5 @@
 // Why: a tokenizer that loses a byte, or is another one than the data was made with, spoils a run.
+// Bytes, descriptions and their refusals; SentencePiece has tests of its own.
 #include "hypershard/data/tokenizer.h"
 
 #include <numeric>

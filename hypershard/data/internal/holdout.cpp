@@ -16,8 +16,7 @@
 namespace hypershard::data::internal {
 namespace {
 
-// Lower case, separators as single spaces, other punctuation dropped: `HAMLET, Prince` -> `hamlet
-// prince`.
+// Lower case, separators as single spaces: `HAMLET, Prince` becomes `hamlet prince`.
 std::string plain(std::string_view text) {
   std::string result;
   for (const char character : text) {

@@ -1,4 +1,5 @@
 // Why: a selector that quietly takes the wrong play would make every reported loss a lie.
+// The labels are modelled on real files: a common ending, names inside names.
 #include "hypershard/data/internal/holdout.h"
 
 #include <functional>

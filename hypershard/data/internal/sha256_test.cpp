@@ -1,4 +1,5 @@
 // Why: digests are compared with other programs', so they must be the standard's.
+// The expected values are the standard's own.
 #include "hypershard/data/internal/sha256.h"
 
 #include <gtest/gtest.h>

@@ -30,16 +30,14 @@ struct SourceText {
 
 /// Lists the files that `paths` name, sorted by name; a file reached twice counts once.
 /// Errors: IoError for a path that is not there or cannot be listed; InvalidArgument if nothing
-/// matches
-///         or two files would have one name.
+///         matches or two files would have one name.
 std::vector<SourceFile> find_sources(
     const std::vector<std::string>& paths, const std::vector<std::string>& include
 );
 
 /// Reads one document.
 /// Errors: IoError if it cannot be read; InvalidArgument if it is empty, holds a zero byte, or its
-/// bytes
-///         fit neither encoding, naming file, line and offset.
+///         bytes fit neither encoding, naming file, line and offset.
 SourceText read_source(const SourceFile& file, const PrepareOptions& options);
 
 }  // namespace hypershard::data::internal

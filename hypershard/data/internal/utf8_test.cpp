@@ -1,4 +1,5 @@
 // Why: what counts as UTF-8 decides which files are refused and which bytes a tokenizer keeps raw.
+// The cases are the borders of the table in the Unicode standard.
 #include "hypershard/data/internal/utf8.h"
 
 #include <gtest/gtest.h>
