@@ -1,14 +1,14 @@
 // Construction and forward pass of the GPT.
 #include "hypershard/model/gpt.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/empty.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/cross_entropy.h"
@@ -17,7 +17,8 @@
 
 namespace hypershard::model {
 
-GptImpl::GptImpl(const GptConfig& config, const GptOptions& options) : config_(checked(config)), options_(options) {
+GptImpl::GptImpl(const GptConfig& config, const GptOptions& options)
+    : config_(checked(config)), options_(options) {
   reset();
   if (options_.seed.has_value() && !options_.device.is_meta()) {
     nn::initialize_module(*this, gpt_init(config_), *options_.seed);
@@ -43,7 +44,10 @@ void GptImpl::reset() {
   norm = register_module(
       "norm",
       nn::RmsNorm(nn::RmsNormOptions{
-          .dim = config_.dim, .eps = config_.norm_eps, .device = options_.device, .dtype = options_.dtype
+          .dim = config_.dim,
+          .eps = config_.norm_eps,
+          .device = options_.device,
+          .dtype = options_.dtype
       })
   );
   if (!config_.tie_embeddings) {
@@ -53,9 +57,11 @@ void GptImpl::reset() {
 
 const nn::RotaryTable& GptImpl::rotary_table(at::ScalarType dtype, at::Device device) {
   const auto table_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  if (!rotary_.cosine.defined() || rotary_.cosine.scalar_type() != table_dtype || rotary_.cosine.device() != device) {
-    rotary_ =
-        nn::make_rotary_table(config_.max_sequence, config_.head_dim(), config_.rope_theta, table_dtype, device);
+  if (!rotary_.cosine.defined() || rotary_.cosine.scalar_type() != table_dtype ||
+      rotary_.cosine.device() != device) {
+    rotary_ = nn::make_rotary_table(
+        config_.max_sequence, config_.head_dim(), config_.rope_theta, table_dtype, device
+    );
   }
   return rotary_;
 }
@@ -64,7 +70,9 @@ void GptImpl::start_cache(GptCache& cache, const at::Tensor& x) const {
   cache.layers.clear();
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const auto make = [&] {
-      return at::empty({x.size(0), config_.max_sequence, config_.num_kv_heads, config_.head_dim()}, x.options());
+      return at::empty(
+          {x.size(0), config_.max_sequence, config_.num_kv_heads, config_.head_dim()}, x.options()
+      );
     };
     cache.layers.push_back({make(), make()});
   }
@@ -75,14 +83,21 @@ at::Tensor GptImpl::run_block(BlockImpl& block, const at::Tensor& x, const Block
     return block.forward(x, context);
   }
   const auto kept = std::static_pointer_cast<BlockImpl>(block.shared_from_this());
-  return nn::recompute([kept, context](const at::Tensor& input) { return kept->forward(input, context); }, x);
+  return nn::recompute(
+      [kept, context](const at::Tensor& input) { return kept->forward(input, context); }, x
+  );
 }
 
 at::Tensor GptImpl::forward_impl(
     const at::Tensor& tokens, const std::optional<at::Tensor>& targets, GptCache* cache
 ) {
   const std::int64_t begin = cache == nullptr ? 0 : cache->length;
-  HS_CHECK(tokens.dim() == 2, "model.gpt: tokens of shape ", tokens.sizes(), " (expected [batch, positions])");
+  HS_CHECK(
+      tokens.dim() == 2,
+      "model.gpt: tokens of shape ",
+      tokens.sizes(),
+      " (expected [batch, positions])"
+  );
   HS_CHECK(
       begin + tokens.size(1) <= config_.max_sequence,
       "model.gpt: ",
@@ -99,7 +114,8 @@ at::Tensor GptImpl::forward_impl(
     start_cache(*cache, x);
   }
   BlockContext context{
-      .rotary = rotary_table(x.scalar_type(), x.device()).narrow(begin, tokens.size(1)), .cached_positions = begin
+      .rotary = rotary_table(x.scalar_type(), x.device()).narrow(begin, tokens.size(1)),
+      .cached_positions = begin
   };
   for (std::size_t layer = 0; layer < blocks->size(); ++layer) {
     context.cache = cache == nullptr ? nullptr : &cache->layers[layer];

@@ -1,16 +1,17 @@
 // Forward passes of a GPT block.
-// Layout of activations: [batch, positions, heads, head_dim] in memory throughout, so that heads are views and no
-// transposition is ever carried out.
+// Layout of activations: [batch, positions, heads, head_dim] in memory throughout, so that heads
+// are views and no transposition is ever carried out.
 #include "hypershard/model/gpt_block.h"
+
+#include <cstdint>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
-#include <cstdint>
-#include <optional>
-
 #include "hypershard/core/error.h"
+#include "hypershard/nn/attention.h"
 #include "hypershard/nn/swiglu.h"
 
 namespace hypershard::model {
@@ -21,16 +22,42 @@ at::Tensor split_heads(const at::Tensor& x, std::int64_t head_dim) {
 }
 
 /// Writes new keys or values behind the cached ones and returns all of them.
-at::Tensor extend_cache(const at::Tensor& cache, const at::Tensor& fresh, std::int64_t cached_positions) {
+at::Tensor extend_cache(
+    const at::Tensor& cache, const at::Tensor& fresh, std::int64_t cached_positions
+) {
   const std::int64_t end = cached_positions + fresh.size(1);
   HS_CHECK_LE(end, cache.size(1), "model.gpt: the cache is full");
   cache.narrow(1, cached_positions, fresh.size(1)).copy_(fresh);
   return cache.narrow(1, 0, end);
 }
 
+/// One new position looks at all cached ones, so there is nothing to mask.
+at::Tensor attend_to_all(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  HS_CHECK(
+      q.size(1) == 1,
+      "model.gpt: only one position at a time can follow cached ones (got ",
+      q.size(1),
+      ")"
+  );
+  const auto out = at::scaled_dot_product_attention(
+      q.transpose(1, 2),
+      k.transpose(1, 2),
+      v.transpose(1, 2),
+      /*attn_mask=*/{},
+      /*dropout_p=*/0.0,
+      /*is_causal=*/false,
+      /*scale=*/std::nullopt,
+      /*enable_gqa=*/q.size(2) != k.size(2)
+  );
+  return out.transpose(1, 2).contiguous();
+}
+
 nn::RmsNorm make_norm(const GptConfig& config, const at::TensorOptions& options) {
   return nn::RmsNorm(nn::RmsNormOptions{
-      .dim = config.dim, .eps = config.norm_eps, .device = options.device(), .dtype = at::typeMetaToScalarType(options.dtype())
+      .dim = config.dim,
+      .eps = config.norm_eps,
+      .device = options.device(),
+      .dtype = at::typeMetaToScalarType(options.dtype())
   });
 }
 
@@ -65,29 +92,13 @@ at::Tensor AttentionImpl::forward_impl(const at::Tensor& x, const BlockContext& 
   const auto q = nn::rotate(split_heads(wq->forward(x), head_dim), context.rotary);
   auto k = nn::rotate(split_heads(wk->forward(x), head_dim), context.rotary);
   auto v = split_heads(wv->forward(x), head_dim);
-  bool causal = true;
   if (context.cache != nullptr) {
-    HS_CHECK(
-        context.cached_positions == 0 || x.size(1) == 1,
-        "model.gpt: only one position at a time can follow cached ones (got ",
-        x.size(1),
-        ")"
-    );
-    causal = context.cached_positions == 0;
     k = extend_cache(context.cache->keys, k, context.cached_positions);
     v = extend_cache(context.cache->values, v, context.cached_positions);
   }
-  const auto heads = at::scaled_dot_product_attention(
-      q.transpose(1, 2),
-      k.transpose(1, 2),
-      v.transpose(1, 2),
-      /*attn_mask=*/{},
-      /*dropout_p=*/0.0,
-      /*is_causal=*/causal,
-      /*scale=*/std::nullopt,
-      /*enable_gqa=*/config_.num_kv_heads != config_.num_heads
-  );
-  return wo->forward(heads.transpose(1, 2).reshape({x.size(0), x.size(1), config_.dim}));
+  const auto heads =
+      context.cached_positions == 0 ? nn::causal_attention(q, k, v) : attend_to_all(q, k, v);
+  return wo->forward(heads.view({x.size(0), x.size(1), config_.dim}));
 }
 
 MlpImpl::MlpImpl(const GptConfig& config, const at::TensorOptions& options)

@@ -2,10 +2,10 @@
 // A block is what is normally sharded, and recomputed, as one unit.
 #pragma once
 
+#include <cstdint>
+
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
-
-#include <cstdint>
 
 #include "hypershard/model/gpt_config.h"
 #include "hypershard/nn/hooks.h"
@@ -15,7 +15,8 @@
 
 namespace hypershard::model {
 
-/// Keys and values of the positions that one layer has seen: [batch, max_sequence, kv_heads, head_dim] each.
+/// Keys and values of the positions that one layer has seen: [batch, max_sequence, kv_heads,
+/// head_dim] each.
 struct LayerCache {
   at::Tensor keys;
   at::Tensor values;
@@ -23,15 +24,16 @@ struct LayerCache {
 
 /// What a block needs besides its input.
 struct BlockContext {
-  nn::RotaryTable rotary;           ///< a row for each position of the input
-  LayerCache* cache = nullptr;      ///< with one, keys and values are kept there
+  nn::RotaryTable rotary;             ///< a row for each position of the input
+  LayerCache* cache = nullptr;        ///< with one, keys and values are kept there
   std::int64_t cached_positions = 0;  ///< positions already in the cache
 };
 
 /// Causal grouped-query attention with rotary positions: wq, wk, wv, wo.
 ///
 /// Shapes: x [batch, positions, dim]; result likewise.
-class AttentionImpl : public nn::Hookable<AttentionImpl, at::Tensor(const at::Tensor&, const BlockContext&)> {
+class AttentionImpl
+    : public nn::Hookable<AttentionImpl, at::Tensor(const at::Tensor&, const BlockContext&)> {
  public:
   AttentionImpl(const GptConfig& config, const at::TensorOptions& options);
   void reset() override;
@@ -61,7 +63,8 @@ class MlpImpl : public nn::Hookable<MlpImpl, at::Tensor(const at::Tensor&)> {
 TORCH_MODULE(Mlp);
 
 /// x + attn(attn_norm(x)), then x + mlp(mlp_norm(x)).
-class BlockImpl : public nn::Hookable<BlockImpl, at::Tensor(const at::Tensor&, const BlockContext&)> {
+class BlockImpl
+    : public nn::Hookable<BlockImpl, at::Tensor(const at::Tensor&, const BlockContext&)> {
  public:
   BlockImpl(const GptConfig& config, const at::TensorOptions& options);
   void reset() override;

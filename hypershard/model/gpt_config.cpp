@@ -34,7 +34,8 @@ GptConfig checked(const GptConfig& config) {
   }
   if (full.hidden_dim == 0) {
     const std::int64_t wanted = 8 * full.dim / 3;
-    full.hidden_dim = (wanted + full.hidden_multiple - 1) / full.hidden_multiple * full.hidden_multiple;
+    full.hidden_dim =
+        (wanted + full.hidden_multiple - 1) / full.hidden_multiple * full.hidden_multiple;
   }
   check_positive("num_kv_heads", full.num_kv_heads);
   check_positive("hidden_dim", full.hidden_dim);
@@ -54,11 +55,20 @@ GptConfig checked(const GptConfig& config) {
       full.num_kv_heads
   );
   HS_CHECK(
-      full.dropout >= 0 && full.dropout < 1, "model.gpt: dropout must be in [0, 1) (got ", full.dropout, ")"
+      full.dropout >= 0 && full.dropout < 1,
+      "model.gpt: dropout must be in [0, 1) (got ",
+      full.dropout,
+      ")"
   );
-  HS_CHECK(full.rope_theta > 0, "model.gpt: rope_theta must be positive (got ", full.rope_theta, ")");
-  HS_CHECK(full.norm_eps >= 0, "model.gpt: norm_eps must not be negative (got ", full.norm_eps, ")");
-  HS_CHECK(full.init_std >= 0, "model.gpt: init_std must not be negative (got ", full.init_std, ")");
+  HS_CHECK(
+      full.rope_theta > 0, "model.gpt: rope_theta must be positive (got ", full.rope_theta, ")"
+  );
+  HS_CHECK(
+      full.norm_eps >= 0, "model.gpt: norm_eps must not be negative (got ", full.norm_eps, ")"
+  );
+  HS_CHECK(
+      full.init_std >= 0, "model.gpt: init_std must not be negative (got ", full.init_std, ")"
+  );
   return full;
 }
 
@@ -71,7 +81,8 @@ std::int64_t num_parameters(const GptConfig& config) {
 
 double flops_per_token(const GptConfig& config, std::int64_t sequence) {
   const GptConfig full = checked(config);
-  const std::int64_t matrices = full.num_layers * matrix_parameters_of_block(full) + full.vocab_size * full.dim;
+  const std::int64_t matrices =
+      full.num_layers * matrix_parameters_of_block(full) + full.vocab_size * full.dim;
   const std::int64_t attention = full.num_layers * full.dim * sequence;
   return 6.0 * static_cast<double>(matrices) + 12.0 * static_cast<double>(attention);
 }

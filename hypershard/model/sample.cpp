@@ -1,10 +1,6 @@
 // Sampling with a cache of keys and values.
 #include "hypershard/model/sample.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -12,6 +8,10 @@
 #include <numeric>
 #include <span>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/core/random.h"
@@ -27,14 +27,25 @@ struct Candidate {
 
 void check_options(const SampleOptions& options) {
   HS_CHECK(
-      options.temperature >= 0, "model.sample: temperature must not be negative (got ", options.temperature, ")"
+      options.temperature >= 0,
+      "model.sample: temperature must not be negative (got ",
+      options.temperature,
+      ")"
   );
-  HS_CHECK(options.top_k >= 0, "model.sample: top_k must not be negative (got ", options.top_k, ")");
   HS_CHECK(
-      options.top_p > 0 && options.top_p <= 1, "model.sample: top_p must be in (0, 1] (got ", options.top_p, ")"
+      options.top_k >= 0, "model.sample: top_k must not be negative (got ", options.top_k, ")"
   );
   HS_CHECK(
-      options.max_new_tokens >= 0, "model.sample: max_new_tokens must not be negative (got ", options.max_new_tokens, ")"
+      options.top_p > 0 && options.top_p <= 1,
+      "model.sample: top_p must be in (0, 1] (got ",
+      options.top_p,
+      ")"
+  );
+  HS_CHECK(
+      options.max_new_tokens >= 0,
+      "model.sample: max_new_tokens must not be negative (got ",
+      options.max_new_tokens,
+      ")"
   );
 }
 
@@ -53,9 +64,12 @@ std::vector<Candidate> ranked_candidates(std::span<const float> logits, double t
 }
 
 double total_weight(const std::vector<Candidate>& candidates) {
-  return std::accumulate(candidates.begin(), candidates.end(), 0.0, [](double sum, const auto& candidate) {
-    return sum + candidate.weight;
-  });
+  return std::accumulate(
+      candidates.begin(),
+      candidates.end(),
+      0.0,
+      [](double sum, const auto& candidate) { return sum + candidate.weight; }
+  );
 }
 
 /// Keeps the shortest head of the ranking that has at least the share `top_p`.
@@ -72,7 +86,9 @@ void cut_to_nucleus(std::vector<Candidate>& candidates, double top_p) {
 /// Evaluation mode for a scope.
 class EvaluationScope {
  public:
-  explicit EvaluationScope(GptImpl& model) : model_(model), was_training_(model.is_training()) { model_.eval(); }
+  explicit EvaluationScope(GptImpl& model) : model_(model), was_training_(model.is_training()) {
+    model_.eval();
+  }
   EvaluationScope(const EvaluationScope&) = delete;
   EvaluationScope& operator=(const EvaluationScope&) = delete;
   ~EvaluationScope() { model_.train(was_training_); }
@@ -83,13 +99,18 @@ class EvaluationScope {
 };
 
 /// Runs the model on tokens that follow the cache and returns the logits of the last one.
-std::vector<float> last_logits(GptImpl& model, std::span<const std::int64_t> tokens, GptCache& cache) {
+std::vector<float> last_logits(
+    GptImpl& model, std::span<const std::int64_t> tokens, GptCache& cache
+) {
   std::vector<std::int64_t> owned(tokens.begin(), tokens.end());
   const auto input = at::from_blob(
-      owned.data(), {1, static_cast<std::int64_t>(owned.size())}, at::TensorOptions().dtype(at::kLong)
+      owned.data(),
+      {1, static_cast<std::int64_t>(owned.size())},
+      at::TensorOptions().dtype(at::kLong)
   );
   const auto device = model.norm->weight.device();
-  const auto logits = model.forward(input.to(device), std::nullopt, &cache).to(at::kCPU, at::kFloat).contiguous();
+  const auto logits =
+      model.forward(input.to(device), std::nullopt, &cache).to(at::kCPU, at::kFloat).contiguous();
   const float* data = logits.const_data_ptr<float>();
   return {data, data + logits.numel()};
 }
@@ -121,7 +142,11 @@ std::int64_t pick_token(std::span<const float> logits, const SampleOptions& opti
 std::vector<std::int64_t> generate(
     GptImpl& model, const std::vector<std::int64_t>& prompt, const SampleOptions& options
 ) {
-  HS_CHECK(!prompt.empty(), "model.sample: the prompt is empty", HS_HINT("give at least one token, e.g. a line feed"));
+  HS_CHECK(
+      !prompt.empty(),
+      "model.sample: the prompt is empty",
+      HS_HINT("give at least one token, e.g. a line feed")
+  );
   check_options(options);
   const at::NoGradGuard no_grad;
   const EvaluationScope evaluation(model);
@@ -130,7 +155,9 @@ std::vector<std::int64_t> generate(
 
   std::vector<std::int64_t> tokens = prompt;
   GptCache cache;
-  std::size_t fed = tokens.size() - std::min(tokens.size(), window);  // the first token that the cache does not hold
+  std::size_t fed =
+      tokens.size() -
+      std::min(tokens.size(), window);  // the first token that the cache does not hold
   for (std::int64_t step = 0; step < options.max_new_tokens; ++step) {
     if (static_cast<std::size_t>(cache.length) + (tokens.size() - fed) > window) {
       cache = {};

@@ -1,11 +1,11 @@
 // Tests picking tokens from a distribution and generating with a cache.
 #include "hypershard/model/sample.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstdint>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
@@ -56,7 +56,8 @@ TEST(SampleTest, TopKAndTopPCutTheTail) {
   EXPECT_EQ(pick_token(some_logits(), options, 0.999), 0);
   auto nucleus = plain();
   nucleus.top_p = 0.65;
-  EXPECT_EQ(pick_token(some_logits(), nucleus, 0.999), 3) << "0.4 + 0.3 is the first sum that reaches 0.65";
+  EXPECT_EQ(pick_token(some_logits(), nucleus, 0.999), 3)
+      << "0.4 + 0.3 is the first sum that reaches 0.65";
   nucleus.top_p = 0.3;
   EXPECT_EQ(pick_token(some_logits(), nucleus, 0.999), 1) << "the likeliest token is always kept";
 }
@@ -74,7 +75,14 @@ TEST(SampleTest, FrequenciesFollowTheDistribution) {
 }
 
 Gpt tiny_model() {
-  Gpt model(GptConfig{.vocab_size = 17, .num_layers = 2, .dim = 16, .num_heads = 2, .max_sequence = 12, .init_std = 0.3});
+  Gpt model(GptConfig{
+      .vocab_size = 17,
+      .num_layers = 2,
+      .dim = 16,
+      .num_heads = 2,
+      .max_sequence = 12,
+      .init_std = 0.3
+  });
   return model;
 }
 
@@ -88,7 +96,8 @@ TEST(SampleTest, IsDeterministicAndDependsOnTheSeed) {
   EXPECT_EQ(run(5).size(), 40);
 }
 
-// What generate() must give while the context has room: the likeliest token of a full forward each time.
+// What generate() must give while the context has room: the likeliest token of a full forward each
+// time.
 TEST(SampleTest, GreedyEqualsForwardingEverythingAnew) {
   auto model = tiny_model();
   std::vector<std::int64_t> tokens = {1, 2, 3};
@@ -103,11 +112,15 @@ TEST(SampleTest, GreedyEqualsForwardingEverythingAnew) {
 
 TEST(SampleTest, GoesOnFromTheLaterHalfWhenTheContextIsFull) {
   auto model = tiny_model();
-  const std::vector<std::int64_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};  // fills the context
+  const std::vector<std::int64_t> prompt = {
+      1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
+  };  // fills the context
   const auto generated = generate(*model, prompt, {.max_new_tokens = 2, .temperature = 0});
   const at::NoGradGuard no_grad;
   const auto likeliest_after = [&](const std::vector<std::int64_t>& context) {
-    return model->logits(at::tensor(context, at::kLong).unsqueeze(0))[0][-1].argmax().item<std::int64_t>();
+    return model->logits(at::tensor(context, at::kLong).unsqueeze(0))[0][-1]
+        .argmax()
+        .item<std::int64_t>();
   };
   EXPECT_EQ(generated[0], likeliest_after(prompt));
   EXPECT_EQ(generated[1], likeliest_after({8, 9, 10, 11, 12, generated[0]}));
@@ -127,10 +140,11 @@ TEST(SampleTest, UsesTheEndOfAPromptLongerThanTheContext) {
 TEST(SampleTest, ReportsTokensAsTheyComeAndStopsWhenAsked) {
   auto model = tiny_model();
   std::vector<std::int64_t> seen;
-  const auto generated = generate(*model, {1}, {.max_new_tokens = 20, .on_token = [&](std::int64_t token) {
-                                                  seen.push_back(token);
-                                                  return seen.size() < 5;
-                                                }});
+  const auto generated =
+      generate(*model, {1}, {.max_new_tokens = 20, .on_token = [&](std::int64_t token) {
+                               seen.push_back(token);
+                               return seen.size() < 5;
+                             }});
   EXPECT_EQ(generated.size(), 5);
   EXPECT_EQ(generated, seen);
 }
@@ -149,9 +163,15 @@ TEST(SampleTest, PutsTheTrainingModeBackAndRecordsNoGraph) {
 TEST(SampleTest, WrongOptionsAreNamed) {
   auto model = tiny_model();
   HS_EXPECT_THROWN(InvalidArgument, generate(*model, {}, {}), "the prompt is empty");
-  HS_EXPECT_THROWN(InvalidArgument, generate(*model, {1}, {.temperature = -1}), "temperature must not be negative (got -1)");
+  HS_EXPECT_THROWN(
+      InvalidArgument,
+      generate(*model, {1}, {.temperature = -1}),
+      "temperature must not be negative (got -1)"
+  );
   HS_EXPECT_THROWN(InvalidArgument, generate(*model, {1}, {.top_k = -1}), "top_k");
-  HS_EXPECT_THROWN(InvalidArgument, generate(*model, {1}, {.top_p = 0}), "top_p must be in (0, 1] (got 0)");
+  HS_EXPECT_THROWN(
+      InvalidArgument, generate(*model, {1}, {.top_p = 0}), "top_p must be in (0, 1] (got 0)"
+  );
 }
 
 }  // namespace

@@ -1,18 +1,7 @@
-// Cross entropy: the operators hypershard::cross_entropy_forward and _backward and their autograd function.
-// They are dispatched operators, so that traces and the plan's validation see them like ATen's own.
+// Cross entropy: the operators hypershard::cross_entropy_forward and _backward and their autograd
+// function. They are dispatched operators, so that traces and the plan's validation see them like
+// ATen's own.
 #include "hypershard/nn/cross_entropy.h"
-
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/one_hot.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,6 +9,18 @@
 #include <limits>
 #include <tuple>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/one_hot.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/cpu_kernels.h"
@@ -36,7 +37,9 @@ at::Tensor widened(const at::Tensor& tensor) {
 }
 
 // Any device and dtype; the oracle of the fused kernels. Logits [rows, classes], targets [rows].
-std::tuple<at::Tensor, at::Tensor> forward_composite(const at::Tensor& logits, const at::Tensor& targets) {
+std::tuple<at::Tensor, at::Tensor> forward_composite(
+    const at::Tensor& logits, const at::Tensor& targets
+) {
   const auto wide = widened(logits);
   const auto log_sum_exp = at::logsumexp(wide, {1});
   const auto kept = targets.ge(0);
@@ -46,7 +49,10 @@ std::tuple<at::Tensor, at::Tensor> forward_composite(const at::Tensor& logits, c
 }
 
 at::Tensor backward_composite(
-    const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& log_sum_exp
+    const at::Tensor& grad,
+    const at::Tensor& logits,
+    const at::Tensor& targets,
+    const at::Tensor& log_sum_exp
 ) {
   const auto wide = widened(logits);
   const auto kept = targets.ge(0);
@@ -83,7 +89,9 @@ double mean_of_kept(const std::vector<double>& row_losses, std::int64_t kept) {
   return kept == 0 ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(kept);
 }
 
-std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_in, const at::Tensor& targets_in) {
+std::tuple<at::Tensor, at::Tensor> forward_cpu(
+    const at::Tensor& logits_in, const at::Tensor& targets_in
+) {
   const auto targets = targets_in.contiguous();
   const std::int64_t rows = logits_in.size(0);
   const std::int64_t classes = logits_in.size(1);
@@ -109,11 +117,17 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& logits_in, cons
       internal::run_cross_entropy_forward(args, begin, end);
     });
   });
-  return {at::scalar_tensor(mean_of_kept(row_losses, count_kept(target_data, rows)), wide_options), log_sum_exp};
+  return {
+      at::scalar_tensor(mean_of_kept(row_losses, count_kept(target_data, rows)), wide_options),
+      log_sum_exp
+  };
 }
 
 at::Tensor backward_cpu(
-    const at::Tensor& grad, const at::Tensor& logits_in, const at::Tensor& targets_in, const at::Tensor& log_sum_exp
+    const at::Tensor& grad,
+    const at::Tensor& logits_in,
+    const at::Tensor& targets_in,
+    const at::Tensor& log_sum_exp
 ) {
   if (!internal::is_kernel_dtype(logits_in.scalar_type())) {
     return backward_composite(grad, logits_in, targets_in, log_sum_exp);
@@ -144,7 +158,10 @@ at::Tensor backward_cpu(
 
 TORCH_LIBRARY_FRAGMENT(hypershard, m) {
   m.def("cross_entropy_forward(Tensor logits, Tensor targets) -> (Tensor, Tensor)");
-  m.def("cross_entropy_backward(Tensor grad, Tensor logits, Tensor targets, Tensor log_sum_exp) -> Tensor");
+  m.def(
+      "cross_entropy_backward(Tensor grad, Tensor logits, Tensor targets, Tensor log_sum_exp) -> "
+      "Tensor"
+  );
 }
 TORCH_LIBRARY_IMPL(hypershard, CPU, m) {
   m.impl("cross_entropy_forward", forward_cpu);
@@ -159,7 +176,9 @@ TORCH_LIBRARY_IMPL(hypershard, Autograd, m) {
   m.impl("cross_entropy_backward", torch::CppFunction::makeFallthrough());
 }
 
-std::tuple<at::Tensor, at::Tensor> call_forward(const at::Tensor& logits, const at::Tensor& targets) {
+std::tuple<at::Tensor, at::Tensor> call_forward(
+    const at::Tensor& logits, const at::Tensor& targets
+) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("hypershard::cross_entropy_forward", "")
                              .typed<decltype(forward_composite)>();
@@ -167,7 +186,10 @@ std::tuple<at::Tensor, at::Tensor> call_forward(const at::Tensor& logits, const 
 }
 
 at::Tensor call_backward(
-    const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& log_sum_exp
+    const at::Tensor& grad,
+    const at::Tensor& logits,
+    const at::Tensor& targets,
+    const at::Tensor& log_sum_exp
 ) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("hypershard::cross_entropy_backward", "")
@@ -176,7 +198,9 @@ at::Tensor call_backward(
 }
 
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& targets) {
+  static at::Tensor forward(
+      AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& targets
+  ) {
     auto [loss, log_sum_exp] = call_forward(logits, targets);
     ctx->save_for_backward({logits, targets, log_sum_exp});
     return loss;
@@ -186,7 +210,9 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     const auto saved = ctx->get_saved_variables();
     const auto grad_logits =
         at::GradMode::is_enabled()
-            ? backward_composite(grads[0], saved[0], saved[1], at::logsumexp(widened(saved[0]), {1}))
+            ? backward_composite(
+                  grads[0], saved[0], saved[1], at::logsumexp(widened(saved[0]), {1})
+              )
             : call_backward(grads[0], saved[0], saved[1], saved[2]);
     return {grad_logits, at::Tensor()};
   }
@@ -196,7 +222,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
   HS_CHECK(
-      logits.dim() >= 1 && logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1)) == targets.sizes() &&
+      logits.dim() >= 1 &&
+          logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1)) == targets.sizes() &&
           logits.size(-1) > 0,
       "nn.cross_entropy: logits of shape ",
       logits.sizes(),
@@ -205,7 +232,10 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
       " (expected [..., classes] and [...])"
   );
   HS_CHECK(
-      targets.scalar_type() == at::kLong, "nn.cross_entropy: targets of dtype ", targets.scalar_type(), " (expected Long)"
+      targets.scalar_type() == at::kLong,
+      "nn.cross_entropy: targets of dtype ",
+      targets.scalar_type(),
+      " (expected Long)"
   );
   const auto rows = logits.reshape({-1, logits.size(-1)});
   const auto row_targets = targets.reshape({-1});

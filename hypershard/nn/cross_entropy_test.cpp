@@ -1,9 +1,9 @@
 // Tests the fused cross entropy against ATen's and against differences.
 #include "hypershard/nn/cross_entropy.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -20,13 +20,15 @@ using testing::random_tensor;
 TEST(CrossEntropyTest, EqualsAtenForEveryDtypeAndWidth) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const std::int64_t classes : {4, 8, 37, 256}) {
-      const auto logits = (random_tensor({2, 3, classes}, at::kDouble, 1) * 5).to(dtype).requires_grad_(true);
+      const auto logits =
+          (random_tensor({2, 3, classes}, at::kDouble, 1) * 5).to(dtype).requires_grad_(true);
       const auto wide = logits.detach().to(at::kDouble).requires_grad_(true);
       const auto targets = at::tensor({0, 3, 1, -100, 2, 3}, at::kLong).view({2, 3});
       const auto loss = cross_entropy(logits, targets);
       const auto expected = at::cross_entropy_loss(wide.view({6, classes}), targets.view({6}));
       EXPECT_EQ(loss.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
-      EXPECT_TRUE(near(loss, expected, dtype == at::kDouble ? 1e-13 : 1e-6)) << dtype << " classes " << classes;
+      EXPECT_TRUE(near(loss, expected, dtype == at::kDouble ? 1e-13 : 1e-6))
+          << dtype << " classes " << classes;
       (loss * 3).backward();
       (expected * 3).backward();
       const double tolerance = dtype == at::kDouble ? 1e-14 : dtype == at::kFloat ? 1e-6 : 5e-3;
@@ -56,7 +58,9 @@ TEST(CrossEntropyTest, ANanLogitShows) {
 }
 
 TEST(CrossEntropyTest, NoRowLeftGivesNan) {
-  EXPECT_TRUE(std::isnan(cross_entropy(at::zeros({2, 4}), at::tensor({-1, -100}, at::kLong)).item<double>()));
+  EXPECT_TRUE(
+      std::isnan(cross_entropy(at::zeros({2, 4}), at::tensor({-1, -100}, at::kLong)).item<double>())
+  );
 }
 
 TEST(CrossEntropyTest, GradientsAgreeWithDifferences) {
@@ -78,8 +82,13 @@ TEST(CrossEntropyTest, SecondDerivativesWork) {
   const auto logits = random_tensor({3, 5}, at::kDouble, 1).requires_grad_(true);
   const auto reference = random_tensor({3, 5}, at::kDouble, 1).requires_grad_(true);
   const auto targets = at::tensor({4, 0, 2}, at::kLong);
-  torch::autograd::grad({cross_entropy(logits, targets)}, {logits}, {}, true, true)[0].square().sum().backward();
-  torch::autograd::grad({at::cross_entropy_loss(reference, targets)}, {reference}, {}, true, true)[0]
+  torch::autograd::grad({cross_entropy(logits, targets)}, {logits}, {}, true, true)[0]
+      .square()
+      .sum()
+      .backward();
+  torch::autograd::grad(
+      {at::cross_entropy_loss(reference, targets)}, {reference}, {}, true, true
+  )[0]
       .square()
       .sum()
       .backward();
@@ -92,8 +101,14 @@ TEST(CrossEntropyTest, ATargetBeyondTheClassesIsNamedWithItsRow) {
       cross_entropy(at::zeros({2, 4}), at::tensor({0, 4}, at::kLong)),
       "target of row 1 is 4 (expected below the number of classes, 4)"
   );
-  HS_EXPECT_THROWN(InvalidArgument, cross_entropy(at::zeros({2, 4}), at::zeros({3}, at::kLong)), "do not fit targets");
-  HS_EXPECT_THROWN(InvalidArgument, cross_entropy(at::zeros({2, 4}), at::zeros({2})), "expected Long");
+  HS_EXPECT_THROWN(
+      InvalidArgument,
+      cross_entropy(at::zeros({2, 4}), at::zeros({3}, at::kLong)),
+      "do not fit targets"
+  );
+  HS_EXPECT_THROWN(
+      InvalidArgument, cross_entropy(at::zeros({2, 4}), at::zeros({2})), "expected Long"
+  );
 }
 
 }  // namespace

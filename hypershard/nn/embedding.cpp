@@ -1,17 +1,17 @@
 // Embedding: the operator hypershard::embedding_add_, the autograd function and the layer.
 #include "hypershard/nn/embedding.h"
 
+#include <cstdint>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-
-#include <cstdint>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/gradient_slot.h"
@@ -24,17 +24,19 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Adds row i of `grad` to row indices[i] of `table`. Any device and dtype; the oracle of the CPU kernel.
+// Adds row i of `grad` to row indices[i] of `table`. Any device and dtype; the oracle of the CPU
+// kernel.
 void add_composite(at::Tensor table, const at::Tensor& indices, const at::Tensor& grad) {
   table.index_add_(0, indices, grad.to(table.scalar_type()));
 }
 
 bool fits_kernel(const at::Tensor& table, const at::Tensor& grad) {
-  return internal::is_kernel_dtype(table.scalar_type()) && internal::is_kernel_dtype(grad.scalar_type()) &&
-         table.is_contiguous();
+  return internal::is_kernel_dtype(table.scalar_type()) &&
+         internal::is_kernel_dtype(grad.scalar_type()) && table.is_contiguous();
 }
 
-// Threads share the columns, not the rows, so that equal indices meet in their order whatever the number of threads.
+// Threads share the columns, not the rows, so that equal indices meet in their order whatever the
+// number of threads.
 void add_cpu(at::Tensor table, const at::Tensor& indices_in, const at::Tensor& grad_in) {
   if (!fits_kernel(table, grad_in)) {
     return add_composite(table, indices_in, grad_in);
@@ -77,10 +79,14 @@ void call_add(const at::Tensor& table, const at::Tensor& indices, const at::Tens
   op.call(table, indices, grad);
 }
 
-at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& grad_y) {
+at::Tensor weight_gradient(
+    const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& grad_y
+) {
   const auto claim = internal::claim_slot(weight);
   if (at::GradMode::is_enabled()) {
-    return at::embedding_dense_backward(grad_y, indices, weight.size(0), /*padding_idx=*/-1, /*scale_grad=*/false);
+    return at::embedding_dense_backward(
+        grad_y, indices, weight.size(0), /*padding_idx=*/-1, /*scale_grad=*/false
+    );
   }
   const bool has_slot = claim.destination.defined();
   const auto table = has_slot ? claim.destination : at::zeros(weight.sizes(), weight.options());
@@ -92,7 +98,9 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& indices, 
 }
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& indices) {
+  static at::Tensor forward(
+      AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& indices
+  ) {
     ctx->save_for_backward({weight, indices});
     return at::embedding(weight, indices);
   }
@@ -130,9 +138,14 @@ void check_indices(const at::Tensor& indices_in, std::int64_t rows) {
 }  // namespace
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
-  HS_CHECK(weight.dim() == 2, "nn.embedding: weight of shape ", weight.sizes(), " (expected [rows, dim])");
   HS_CHECK(
-      indices.scalar_type() == at::kLong, "nn.embedding: indices of dtype ", indices.scalar_type(), " (expected Long)"
+      weight.dim() == 2, "nn.embedding: weight of shape ", weight.sizes(), " (expected [rows, dim])"
+  );
+  HS_CHECK(
+      indices.scalar_type() == at::kLong,
+      "nn.embedding: indices of dtype ",
+      indices.scalar_type(),
+      " (expected Long)"
   );
   check_indices(indices, weight.size(0));
   if (!at::GradMode::is_enabled()) {
@@ -156,7 +169,10 @@ void EmbeddingImpl::reset() {
   );
   weight = register_parameter(
       "weight",
-      at::empty({options.rows, options.dim}, at::TensorOptions().device(options.device).dtype(options.dtype))
+      at::empty(
+          {options.rows, options.dim},
+          at::TensorOptions().device(options.device).dtype(options.dtype)
+      )
   );
   if (options.initialize && !weight.is_meta()) {
     const at::NoGradGuard no_grad;

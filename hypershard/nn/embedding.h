@@ -1,11 +1,11 @@
 // The embedding layer whose gradient rows are added straight into the engine's gradient buffer.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/pimpl.h>
-
 #include <cstdint>
 #include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
 
 #include "hypershard/nn/hooks.h"
 
@@ -13,10 +13,11 @@ namespace hypershard::nn {
 
 /// Returns the rows of `weight` named by `indices`.
 ///
-/// Where weight has a GradientSlot, backward adds the rows there, in the slot's dtype and in the order of the indices; the
-/// first use of an accumulation zeroes the slot before. No temporary of the weight's size.
-/// Shapes: weight [rows, dim]; indices [...], int64; result [..., dim].
-/// Errors: InvalidArgument if an index lies outside the table (names its position); Unsupported under create_graph if a slot
+/// Where weight has a GradientSlot, backward adds the rows there, in the slot's dtype and in the
+/// order of the indices; the first use of an accumulation zeroes the slot before. No temporary of
+/// the weight's size. Shapes: weight [rows, dim]; indices [...], int64; result [..., dim]. Errors:
+/// InvalidArgument if an index lies outside the table (names its position); Unsupported under
+/// create_graph if a slot
 ///         is attached.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
@@ -28,12 +29,13 @@ struct EmbeddingOptions {
   bool initialize = true;  ///< false: leave the memory as it is, somebody else fills it
 };
 
-/// Layer with parameter `weight` [rows, dim], standard normal at the start from torch's default generator (not at all on the
-/// meta device).
+/// Layer with parameter `weight` [rows, dim], standard normal at the start from torch's default
+/// generator (not at all on the meta device).
 class EmbeddingImpl : public Hookable<EmbeddingImpl, at::Tensor(const at::Tensor&)> {
  public:
   explicit EmbeddingImpl(const EmbeddingOptions& options);
-  EmbeddingImpl(std::int64_t rows, std::int64_t dim) : EmbeddingImpl(EmbeddingOptions{.rows = rows, .dim = dim}) {}
+  EmbeddingImpl(std::int64_t rows, std::int64_t dim)
+      : EmbeddingImpl(EmbeddingOptions{.rows = rows, .dim = dim}) {}
 
   void reset() override;
   at::Tensor forward_impl(const at::Tensor& indices) { return nn::embedding(weight, indices); }

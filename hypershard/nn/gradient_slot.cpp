@@ -1,11 +1,8 @@
 // The table from parameters to gradient slots.
-// An entry's weak reference keeps the address of its TensorImpl from being used again, so a live tensor that finds its own
-// address in the table has found its own entry: a lookup needs no validation.
+// An entry's weak reference keeps the address of its TensorImpl from being used again, so a live
+// tensor that finds its own address in the table has found its own entry: a lookup needs no
+// validation.
 #include "hypershard/nn/gradient_slot.h"
-
-#include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +12,10 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include "hypershard/core/error.h"
 
@@ -93,7 +94,8 @@ GradientSlot::Claim claim_slot(const at::Tensor& param) {
   }
   HS_SUPPORTED(
       !at::GradMode::is_enabled(),
-      "nn.gradient_slot: backward with create_graph=true can not write the gradient of a parameter of shape ",
+      "nn.gradient_slot: backward with create_graph=true can not write the gradient of a parameter "
+      "of shape ",
       param.sizes(),
       " into its slot",
       HS_HINT("detach the slots (unshard without the engine) for second derivatives")

@@ -1,11 +1,11 @@
 // Tests that the slot table finds the right slot, forgets the dead, and that claims are checked.
 #include "hypershard/nn/gradient_slot.h"
 
-#include <gtest/gtest.h>
-
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
@@ -87,10 +87,13 @@ TEST(GradientSlotTest, ClaimWithoutSlotIsUndefined) {
 }
 
 TEST(GradientSlotTest, AClaimThatDoesNotFitIsRefused) {
+  const at::NoGradGuard no_grad;  // as in backward
   const auto param = at::ones({2, 3});
   const auto slot = testing::attach_slot(param, at::kFloat);
   slot->buffer = at::ones({3, 2});
-  HS_EXPECT_THROWN(InvalidArgument, internal::claim_slot(param), "does not fit its parameter: shape [3, 2]");
+  HS_EXPECT_THROWN(
+      InvalidArgument, internal::claim_slot(param), "does not fit its parameter: shape [3, 2]"
+  );
   slot->buffer = at::ones({3, 2}).t();
   HS_EXPECT_THROWN(InvalidArgument, internal::claim_slot(param), "expected contiguous [2, 3]");
 }

@@ -1,11 +1,6 @@
-// The templates of hooks.h: how arguments are held while hooks look at them, and the two bases of hookable modules.
-// Apart from the contract so that a reader of hooks.h meets no machinery.
+// The templates of hooks.h: how arguments are held while hooks look at them, and the two bases of
+// hookable modules. Apart from the contract so that a reader of hooks.h meets no machinery.
 #pragma once
-
-#include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
-#include <c10/util/SmallVector.h>
-#include <torch/nn/cloneable.h>
 
 #include <memory>
 #include <optional>
@@ -14,6 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+#include <torch/nn/cloneable.h>
+
 #include "hypershard/nn/hooks.h"
 
 namespace hypershard::nn {
@@ -21,7 +21,8 @@ namespace internal {
 
 using TensorPointers = c10::SmallVector<at::Tensor*, 8>;
 
-/// One forward between its hooks; the destructor tells the hooks of a failure unless finish() ended well.
+/// One forward between its hooks; the destructor tells the hooks of a failure unless finish() ended
+/// well.
 class HookedCall {
  public:
   explicit HookedCall(const std::vector<std::shared_ptr<ForwardHooks>>& hooks) : hooks_(hooks) {}
@@ -146,7 +147,9 @@ auto HookPoint::run_hooked(const Body& body, Args&&... args) {
     return body(std::forward<Args>(args)...);
   }
   internal::HookedCall call(hooks_);
-  return internal::run_between<Result>(call, body, internal::hold_argument<Args>(std::forward<Args>(args))...);
+  return internal::run_between<Result>(
+      call, body, internal::hold_argument<Args>(std::forward<Args>(args))...
+  );
 }
 
 template <class Derived>
@@ -179,7 +182,9 @@ class Hooked<Impl, R(Args...)> : public Impl, public HookPoint {
 
   R forward(Args... args) {
     return run_hooked(
-        [this](auto&&... held) -> R { return Impl::forward(std::forward<decltype(held)>(held)...); },
+        [this](auto&&... held) -> R {
+          return Impl::forward(std::forward<decltype(held)>(held)...);
+        },
         std::forward<Args>(args)...
     );
   }

@@ -1,7 +1,6 @@
-// Tests that hooks run, in order and balanced, however a module is called and whatever it takes and returns.
+// Tests that hooks run, in order and balanced, however a module is called and whatever it takes and
+// returns.
 #include "hypershard/nn/hooks.h"
-
-#include <gtest/gtest.h>
 
 #include <functional>
 #include <map>
@@ -13,6 +12,8 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/any.h>
@@ -57,7 +58,9 @@ class LoggedHooks : public ForwardHooks {
   Log& log_;
 };
 
-std::shared_ptr<LoggedHooks> add_hooks(torch::nn::Module& module, const std::string& name, Log& log) {
+std::shared_ptr<LoggedHooks> add_hooks(
+    torch::nn::Module& module, const std::string& name, Log& log
+) {
   auto hooks = std::make_shared<LoggedHooks>(name, log);
   dynamic_cast<HookPoint&>(module).add_forward_hooks(hooks);
   return hooks;
@@ -77,7 +80,9 @@ TORCH_MODULE(Double);
 
 // Two inputs, two outputs, a number that is passed through.
 struct SumDifferenceImpl
-    : Hookable<SumDifferenceImpl, std::tuple<at::Tensor, at::Tensor>(at::Tensor, const at::Tensor&, double)> {
+    : Hookable<
+          SumDifferenceImpl,
+          std::tuple<at::Tensor, at::Tensor>(at::Tensor, const at::Tensor&, double)> {
   std::tuple<at::Tensor, at::Tensor> forward_impl(at::Tensor a, const at::Tensor& b, double scale) {
     return {(a + b) * scale, (a - b) * scale};
   }
@@ -123,7 +128,8 @@ TEST(HooksTest, NestedModulesNestTheirHooks) {
   Double inner;
   torch::nn::Sequential middle(inner);
   struct OuterImpl : Hookable<OuterImpl, at::Tensor(at::Tensor)> {
-    explicit OuterImpl(torch::nn::Sequential child) : child_(register_module("child", std::move(child))) {}
+    explicit OuterImpl(torch::nn::Sequential child)
+        : child_(register_module("child", std::move(child))) {}
     at::Tensor forward_impl(at::Tensor x) { return child_->forward(std::move(x)); }
     torch::nn::Sequential child_;
   };
@@ -180,11 +186,15 @@ TEST(HooksTest, NonConstReferenceIsChangedForTheCallerToo) {
 }
 
 TEST(HooksTest, MoveOnlyAndMovedInArgumentsArrive) {
-  struct TakesImpl : Hookable<
-                         TakesImpl,
-                         std::vector<at::Tensor>(std::unique_ptr<int>, std::vector<at::Tensor>&&, const std::string&),
-                         torch::nn::Module> {
-    std::vector<at::Tensor> forward_impl(std::unique_ptr<int> n, std::vector<at::Tensor>&& xs, const std::string& text) {
+  struct TakesImpl
+      : Hookable<
+            TakesImpl,
+            std::vector<
+                at::Tensor>(std::unique_ptr<int>, std::vector<at::Tensor>&&, const std::string&),
+            torch::nn::Module> {
+    std::vector<at::Tensor> forward_impl(
+        std::unique_ptr<int> n, std::vector<at::Tensor>&& xs, const std::string& text
+    ) {
       auto kept = std::move(xs);
       kept.push_back(at::full({}, static_cast<double>(*n) + static_cast<double>(text.size())));
       return kept;
@@ -310,7 +320,8 @@ TEST(HooksTest, CloningWithoutResetSaysWhatToDo) {
 }
 
 TEST(HooksTest, WithoutHooksArgumentsAreNotCopied) {
-  struct AddressImpl : Hookable<AddressImpl, const void*(const std::vector<at::Tensor>&), torch::nn::Module> {
+  struct AddressImpl
+      : Hookable<AddressImpl, const void*(const std::vector<at::Tensor>&), torch::nn::Module> {
     const void* forward_impl(const std::vector<at::Tensor>& xs) { return &xs; }
   };
   AddressImpl module;
@@ -342,7 +353,8 @@ TEST(HooksTest, HookedClonesToItsOwnTypeAlsoInsideAParent) {
   add_hooks(*parent.linear, "linear", log);
   const auto copy = std::dynamic_pointer_cast<ParentImpl>(parent.clone());
   ASSERT_NE(copy, nullptr);
-  const auto child = std::dynamic_pointer_cast<Hooked<torch::nn::LinearImpl>>(copy->named_children()["linear"]);
+  const auto child =
+      std::dynamic_pointer_cast<Hooked<torch::nn::LinearImpl>>(copy->named_children()["linear"]);
   ASSERT_NE(child, nullptr);
   EXPECT_FALSE(child->has_forward_hooks());
   EXPECT_TRUE(testing::same_bits(child->weight, parent.linear->weight));
@@ -351,7 +363,8 @@ TEST(HooksTest, HookedClonesToItsOwnTypeAlsoInsideAParent) {
   copy->linear->forward(at::ones({3}));
   EXPECT_EQ(log, Log({"copy.pre 1", "copy.post 1"}));
 
-  const auto alone = std::dynamic_pointer_cast<Hooked<torch::nn::LinearImpl>>(parent.linear->clone());
+  const auto alone =
+      std::dynamic_pointer_cast<Hooked<torch::nn::LinearImpl>>(parent.linear->clone());
   ASSERT_NE(alone, nullptr);
   EXPECT_NE(alone->weight.data_ptr(), parent.linear->weight.data_ptr());
 }

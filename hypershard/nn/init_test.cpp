@@ -1,11 +1,11 @@
 // Tests that first values depend on name and index alone, and have the asked-for distribution.
 #include "hypershard/nn/init.h"
 
-#include <gtest/gtest.h>
-
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
@@ -19,7 +19,9 @@ namespace {
 
 using testing::same_bits;
 
-at::Tensor filled(const Init& init, std::int64_t n, at::ScalarType dtype, std::string_view name = "w") {
+at::Tensor filled(
+    const Init& init, std::int64_t n, at::ScalarType dtype, std::string_view name = "w"
+) {
   auto out = at::empty({n}, at::TensorOptions().dtype(dtype));
   fill_range(out, init, 7, name, 0);
   return out;
@@ -45,15 +47,20 @@ TEST(InitTest, PiecesOfAnyCutGiveTheBitsOfTheWhole) {
         begin += length;
       }
       ASSERT_EQ(begin, whole.numel());
-      EXPECT_TRUE(same_bits(pieces, whole)) << "kind " << static_cast<int>(init.kind) << " " << dtype;
+      EXPECT_TRUE(same_bits(pieces, whole))
+          << "kind " << static_cast<int>(init.kind) << " " << dtype;
     }
   }
 }
 
 TEST(InitTest, LowPrecisionIsTheRoundedFp32Draw) {
   for (const auto& init : all_kinds()) {
-    EXPECT_TRUE(same_bits(filled(init, 1000, at::kBFloat16), filled(init, 1000, at::kFloat).to(at::kBFloat16)));
-    EXPECT_TRUE(same_bits(filled(init, 1000, at::kFloat), filled(init, 1000, at::kDouble).to(at::kFloat)));
+    EXPECT_TRUE(same_bits(
+        filled(init, 1000, at::kBFloat16), filled(init, 1000, at::kFloat).to(at::kBFloat16)
+    ));
+    EXPECT_TRUE(
+        same_bits(filled(init, 1000, at::kFloat), filled(init, 1000, at::kDouble).to(at::kFloat))
+    );
   }
 }
 
@@ -85,9 +92,15 @@ TEST(InitTest, HasTheAskedForDistribution) {
 
 TEST(InitTest, RefusesTensorsThatCanNotBeFilled) {
   const auto init = Init::normal(0, 1);
-  HS_EXPECT_THROWN(InvalidArgument, fill_range(at::empty({2, 2}), init, 1, "blocks.0.w", 0), "'blocks.0.w'");
-  HS_EXPECT_THROWN(InvalidArgument, fill_range(at::empty({4}).slice(0, 0, 4, 2), init, 1, "w", 0), "contiguous");
-  HS_EXPECT_THROWN(InvalidArgument, fill_range(at::empty({4}, at::kLong), init, 1, "w", 0), "floating point");
+  HS_EXPECT_THROWN(
+      InvalidArgument, fill_range(at::empty({2, 2}), init, 1, "blocks.0.w", 0), "'blocks.0.w'"
+  );
+  HS_EXPECT_THROWN(
+      InvalidArgument, fill_range(at::empty({4}).slice(0, 0, 4, 2), init, 1, "w", 0), "contiguous"
+  );
+  HS_EXPECT_THROWN(
+      InvalidArgument, fill_range(at::empty({4}, at::kLong), init, 1, "w", 0), "floating point"
+  );
   HS_EXPECT_THROWN(InvalidArgument, fill_range(at::empty({4}), init, 1, "w", -1), "negative");
 }
 
@@ -103,7 +116,9 @@ TEST(InitTest, InitializesModulesByNameAndShape) {
       7
   );
   EXPECT_EQ(seen, std::vector<std::string>({"weight2", "bias1"}));
-  EXPECT_TRUE(same_bits(module->weight.detach().view({-1}), filled(Init::normal(0, 1), 15, at::kFloat, "weight")));
+  EXPECT_TRUE(same_bits(
+      module->weight.detach().view({-1}), filled(Init::normal(0, 1), 15, at::kFloat, "weight")
+  ));
   EXPECT_TRUE(same_bits(module->bias, at::full({5}, 2.0F)));
 }
 
@@ -111,7 +126,9 @@ TEST(InitTest, RefusesMetaModulesByName) {
   Linear module(LinearOptions{.in = 3, .out = 5, .device = at::kMeta});
   HS_EXPECT_THROWN(
       InvalidArgument,
-      initialize_module(*module, [](auto, auto) { return Init{}; }, 1),
+      initialize_module(
+          *module, [](auto, auto) { return Init{}; }, 1
+      ),
       "parameter 'weight' is on the meta device"
   );
 }

@@ -1,16 +1,17 @@
 // The linear layer and its autograd function.
 #include "hypershard/nn/linear.h"
 
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
-
-#include <cmath>
-#include <cstdint>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/gradient_slot.h"
@@ -26,8 +27,11 @@ at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.reshape({-1, tensor.size(-1)});
 }
 
-/// The gradient of the weight, or nothing if it went into the weight's slot. Matrices: grad_y [rows, out], x [rows, in].
-at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& grad_y, const at::Tensor& x) {
+/// The gradient of the weight, or nothing if it went into the weight's slot. Matrices: grad_y
+/// [rows, out], x [rows, in].
+at::Tensor weight_gradient(
+    const at::Tensor& weight, const at::Tensor& grad_y, const at::Tensor& x
+) {
   const auto claim = internal::claim_slot(weight);
   if (claim.destination.defined()) {
     internal::transposed_product_into(claim.destination, grad_y, x, claim.overwrite);
@@ -51,9 +55,15 @@ at::Tensor bias_gradient(const at::Tensor& bias, const at::Tensor& grad_y) {
 }
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-    ctx->save_for_backward({x, weight, bias});
-    return internal::affine(x, weight, bias);
+  // An absent bias is no tensor to autograd: libtorch can not take undefined ones here.
+  static at::Tensor forward(
+      AutogradContext* ctx,
+      const at::Tensor& x,
+      const at::Tensor& weight,
+      const std::optional<at::Tensor>& bias
+  ) {
+    ctx->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+    return internal::affine(x, weight, bias.value_or(at::Tensor()));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -70,7 +80,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       result[2] = bias_gradient(bias, grad_y);
     }
     if (ctx->needs_input_grad(0)) {
-      result[0] = internal::product(grad_y, weight).view_symint(x.sym_sizes());
+      result[0] = internal::product(grad_y, weight).view(x.sizes());
     }
     return result;
   }
@@ -91,7 +101,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   if (!at::GradMode::is_enabled()) {
     return internal::affine(x, weight, bias);
   }
-  return LinearFunction::apply(x, weight, bias);
+  return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
 LinearImpl::LinearImpl(const LinearOptions& options_in) : options(options_in) {

@@ -1,9 +1,10 @@
-// Tests that the linear layer equals libtorch's with and without slots, and moves nothing it need not.
+// Tests that the linear layer equals libtorch's with and without slots, and moves nothing it need
+// not.
 #include "hypershard/nn/linear.h"
 
-#include <gtest/gtest.h>
-
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -37,7 +38,7 @@ TEST(LinearTest, EqualsAtenWithoutSlotBitForBit) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     Fixture ours(dtype);
     Fixture theirs(dtype);
-    const auto y = linear(ours.x, ours.weight, ours.bias);
+    const auto y = nn::linear(ours.x, ours.weight, ours.bias);
     const auto expected = at::linear(theirs.x, theirs.weight, theirs.bias);
     EXPECT_TRUE(same_bits(y, expected));
     y.backward(ours.grad);
@@ -52,7 +53,9 @@ TEST(LinearTest, GradientsAgreeWithDifferences) {
   const auto x = random_tensor({3, 4}, at::kDouble, 1).requires_grad_(true);
   const auto weight = random_tensor({2, 4}, at::kDouble, 2).requires_grad_(true);
   const auto bias = random_tensor({2}, at::kDouble, 3).requires_grad_(true);
-  testing::check_gradients([](const auto& in) { return linear(in[0], in[1], in[2]); }, {x, weight, bias});
+  testing::check_gradients(
+      [](const auto& in) { return nn::linear(in[0], in[1], in[2]); }, {x, weight, bias}
+  );
 }
 
 TEST(LinearTest, SlotGetsTheSameBitsAsThePlainPath) {
@@ -62,9 +65,10 @@ TEST(LinearTest, SlotGetsTheSameBitsAsThePlainPath) {
     const auto weight_slot = attach_slot(fused.weight, dtype);
     const auto bias_slot = attach_slot(fused.bias, dtype);
     for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
-      linear(plain.x, plain.weight, plain.bias).backward(plain.grad);
-      linear(fused.x, fused.weight, fused.bias).backward(fused.grad);
-      EXPECT_TRUE(near(weight_slot->buffer, plain.weight.grad(), dtype == at::kFloat ? 1e-6 : 1e-14));
+      nn::linear(plain.x, plain.weight, plain.bias).backward(plain.grad);
+      nn::linear(fused.x, fused.weight, fused.bias).backward(fused.grad);
+      EXPECT_TRUE(near(weight_slot->buffer, plain.weight.grad(), dtype == at::kFloat ? 1e-6 : 1e-14)
+      );
       EXPECT_TRUE(near(bias_slot->buffer, plain.bias.grad(), dtype == at::kFloat ? 1e-6 : 1e-14));
       if (micro_batch == 0) {
         EXPECT_TRUE(same_bits(weight_slot->buffer, plain.weight.grad()));
@@ -85,7 +89,7 @@ TEST(LinearTest, ASlotWithoutDestinationMeansThePlainPath) {
   Fixture f(at::kFloat);
   const auto slot = std::make_shared<NoPlace>();
   set_gradient_slot(f.weight, slot);
-  linear(f.x, f.weight).backward(f.grad);
+  nn::linear(f.x, f.weight).backward(f.grad);
   EXPECT_TRUE(f.weight.grad().defined());
 }
 
@@ -95,7 +99,7 @@ TEST(LinearTest, Bf16ComputeFillsAnFp32Slot) {
   const auto bias_slot = attach_slot(f.bias, at::kFloat);
   const auto x = f.x.detach().to(at::kDouble).reshape({10, 6});
   const auto g = f.grad.to(at::kDouble).reshape({10, 4});
-  const auto y = linear(f.x, f.weight, f.bias);
+  const auto y = nn::linear(f.x, f.weight, f.bias);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(near(
       y.detach().reshape({10, 4}),
@@ -106,19 +110,21 @@ TEST(LinearTest, Bf16ComputeFillsAnFp32Slot) {
   const double tolerance = internal::multiplies_in_fp32(f.x) ? 1e-6 : 1e-2;
   EXPECT_TRUE(near(weight_slot->buffer, at::mm(g.t(), x), tolerance));
   EXPECT_TRUE(near(bias_slot->buffer, g.sum(0), 1e-6));
-  linear(f.x, f.weight, f.bias).backward(f.grad);
+  nn::linear(f.x, f.weight, f.bias).backward(f.grad);
   EXPECT_TRUE(near(weight_slot->buffer, 2 * at::mm(g.t(), x), 2 * tolerance));
   EXPECT_TRUE(near(bias_slot->buffer, 2 * g.sum(0), 1e-6));
   EXPECT_EQ(f.x.grad().scalar_type(), at::kBFloat16);
-  EXPECT_TRUE(near(f.x.grad().reshape({10, 6}), 2 * at::mm(g, f.weight.detach().to(at::kDouble)), 3e-2));
+  EXPECT_TRUE(
+      near(f.x.grad().reshape({10, 6}), 2 * at::mm(g, f.weight.detach().to(at::kDouble)), 3e-2)
+  );
 }
 
 TEST(LinearTest, Bf16SlotGetsTheRoundedGradient) {
   Fixture plain(at::kBFloat16);
   Fixture fused(at::kBFloat16);
   const auto slot = attach_slot(fused.weight, at::kBFloat16);
-  linear(plain.x, plain.weight).backward(plain.grad);
-  linear(fused.x, fused.weight).backward(fused.grad);
+  nn::linear(plain.x, plain.weight).backward(plain.grad);
+  nn::linear(fused.x, fused.weight).backward(fused.grad);
   EXPECT_TRUE(same_bits(slot->buffer, plain.weight.grad()));
 }
 
@@ -127,7 +133,7 @@ TEST(LinearTest, AWeightUsedTwiceAddsUpInItsSlot) {
   Fixture fused(at::kDouble);
   const auto slot = attach_slot(fused.weight, at::kDouble);
   const auto twice = [](Fixture& f) {
-    (linear(f.x, f.weight) + linear(f.x * 2, f.weight)).backward(f.grad);
+    (nn::linear(f.x, f.weight) + nn::linear(f.x * 2, f.weight)).backward(f.grad);
   };
   twice(plain);
   twice(fused);
@@ -138,14 +144,14 @@ TEST(LinearTest, AWeightUsedTwiceAddsUpInItsSlot) {
 TEST(LinearTest, AccumulateGradStillRunsSoThatTheEngineKnows) {
   Fixture f(at::kFloat);
   const auto slot = attach_slot(f.weight, at::kFloat);
-  const auto y = linear(f.x, f.weight);
+  const auto y = nn::linear(f.x, f.weight);
   int runs = 0;
   const auto node = torch::autograd::impl::grad_accumulator(f.weight);
   struct PostHook : torch::autograd::FunctionPostHook {
     explicit PostHook(int& counter) : counter_(counter) {}
-    torch::autograd::variable_list operator()(
-        const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&
-    ) override {
+    torch::autograd::variable_list
+    operator()(const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&)
+        override {
       ++counter_;
       return outputs;
     }
@@ -161,7 +167,7 @@ TEST(LinearTest, FrozenParametersClaimNothing) {
   Fixture f(at::kFloat);
   const auto slot = attach_slot(f.weight, at::kFloat);
   f.weight.set_requires_grad(false);
-  linear(f.x, f.weight, f.bias).backward(f.grad);
+  nn::linear(f.x, f.weight, f.bias).backward(f.grad);
   EXPECT_EQ(slot->claims, 0);
   EXPECT_TRUE(f.x.grad().defined());
   EXPECT_TRUE(f.bias.grad().defined());
@@ -171,11 +177,13 @@ TEST(LinearTest, TheFusedPathMovesNothing) {
   Fixture f(at::kFloat);
   const auto slot = attach_slot(f.weight, at::kFloat);
   OperatorTrace trace;
-  const auto y = linear(f.x, f.weight);
+  const auto y = nn::linear(f.x, f.weight);
   y.backward(f.grad);
-  linear(f.x, f.weight).backward(f.grad);
+  nn::linear(f.x, f.weight).backward(f.grad);
   EXPECT_EQ(trace.count_movements(), 0);
-  EXPECT_EQ(trace.count("aten::zero_") + trace.count("aten::zeros") + trace.count("aten::fill_"), 0);
+  EXPECT_EQ(
+      trace.count("aten::zero_") + trace.count("aten::zeros") + trace.count("aten::fill_"), 0
+  );
   EXPECT_EQ(trace.count("aten::addmm"), 1) << "the second gradient is added by the product itself";
   EXPECT_EQ(slot->claims, 2);
 }
@@ -184,8 +192,9 @@ TEST(LinearTest, WorksInsideRecompute) {
   Fixture plain(at::kDouble);
   Fixture fused(at::kDouble);
   const auto slot = attach_slot(fused.weight, at::kDouble);
-  at::tanh(linear(plain.x, plain.weight)).backward(plain.grad);
-  recompute([&](const at::Tensor& x) { return at::tanh(linear(x, fused.weight)); }, fused.x).backward(fused.grad);
+  at::tanh(nn::linear(plain.x, plain.weight)).backward(plain.grad);
+  recompute([&](const at::Tensor& x) { return at::tanh(nn::linear(x, fused.weight)); }, fused.x)
+      .backward(fused.grad);
   EXPECT_EQ(slot->claims, 1);
   EXPECT_TRUE(same_bits(slot->buffer, plain.weight.grad()));
   EXPECT_TRUE(same_bits(fused.x.grad(), plain.x.grad()));
@@ -194,7 +203,7 @@ TEST(LinearTest, WorksInsideRecompute) {
 TEST(LinearTest, SavedInputsAreVersionChecked) {
   Fixture f(at::kFloat);
   const auto x = f.x.detach().clone();
-  const auto y = linear(x, f.weight);
+  const auto y = nn::linear(x, f.weight);
   x.add_(1);
   HS_EXPECT_THROWN(c10::Error, y.backward(f.grad), "modified by an inplace operation");
 }
@@ -202,27 +211,34 @@ TEST(LinearTest, SavedInputsAreVersionChecked) {
 TEST(LinearTest, SecondDerivativesWorkWithoutSlotAndAreRefusedWithOne) {
   Fixture f(at::kDouble);
   const auto first = torch::autograd::grad(
-      {linear(f.x, f.weight).square().sum()}, {f.x}, {}, true, /*create_graph=*/true
+      {nn::linear(f.x, f.weight).square().sum()}, {f.x}, {}, true, /*create_graph=*/true
   );
   first[0].sum().backward();
   Fixture reference(at::kDouble);
-  torch::autograd::grad({at::linear(reference.x, reference.weight).square().sum()}, {reference.x}, {}, true, true)[0]
+  torch::autograd::grad(
+      {at::linear(reference.x, reference.weight).square().sum()}, {reference.x}, {}, true, true
+  )[0]
       .sum()
       .backward();
   EXPECT_TRUE(near(f.weight.grad(), reference.weight.grad(), 1e-12));
   const auto slot = attach_slot(f.weight, at::kDouble);
   HS_EXPECT_THROWN(
-      Unsupported, linear(f.x, f.weight).sum().backward({}, true, /*create_graph=*/true), "create_graph=true"
+      Unsupported,
+      nn::linear(f.x, f.weight).sum().backward({}, true, /*create_graph=*/true),
+      "create_graph=true"
   );
 }
 
 TEST(LinearTest, TakesAnyStridesAndNumberOfDimensions) {
   const auto weight = random_tensor({4, 6}, at::kDouble, 2).requires_grad_(true);
-  for (const auto& x : {random_tensor({6}, at::kDouble, 1), random_tensor({6, 3}, at::kDouble, 1).t(),
-                        random_tensor({2, 6, 3}, at::kDouble, 1).transpose(1, 2), at::empty({0, 6}, at::kDouble)}) {
+  for (const auto& x :
+       {random_tensor({6}, at::kDouble, 1),
+        random_tensor({6, 3}, at::kDouble, 1).t(),
+        random_tensor({2, 6, 3}, at::kDouble, 1).transpose(1, 2),
+        at::empty({0, 6}, at::kDouble)}) {
     const auto reference = weight.detach().clone().requires_grad_(true);
     weight.mutable_grad() = at::Tensor();
-    const auto y = linear(x, weight);
+    const auto y = nn::linear(x, weight);
     const auto expected = at::linear(x, reference);
     EXPECT_TRUE(near(y, expected, 1e-13));
     y.sum().backward();
@@ -233,7 +249,9 @@ TEST(LinearTest, TakesAnyStridesAndNumberOfDimensions) {
 
 TEST(LinearTest, ShapesThatDoNotFitAreNamed) {
   HS_EXPECT_THROWN(
-      InvalidArgument, linear(at::ones({2, 5}), at::ones({4, 6})), "shape [2, 5] does not fit weight of shape [4, 6]"
+      InvalidArgument,
+      nn::linear(at::ones({2, 5}), at::ones({4, 6})),
+      "shape [2, 5] does not fit weight of shape [4, 6]"
   );
   HS_EXPECT_THROWN(InvalidArgument, Linear(0, 3), "in 0, out 3");
 }
@@ -245,7 +263,9 @@ TEST(LinearTest, TheLayerRegistersItsParametersAndStandsInSequential) {
   EXPECT_EQ(layer->weight.scalar_type(), at::kDouble);
   EXPECT_LE(layer->weight.abs().max().item<double>(), 1 / std::sqrt(6.0));
   EXPECT_GT(layer->weight.abs().max().item<double>(), 0);
-  torch::nn::Sequential model(layer, Linear(LinearOptions{.in = 4, .out = 2, .dtype = at::kDouble}));
+  torch::nn::Sequential model(
+      layer, Linear(LinearOptions{.in = 4, .out = 2, .dtype = at::kDouble})
+  );
   EXPECT_EQ(model->forward(at::ones({3, 6}, at::kDouble)).sizes(), at::IntArrayRef({3, 2}));
   EXPECT_TRUE(Linear(LinearOptions{.in = 6, .out = 4, .device = at::kMeta})->weight.is_meta());
 }

@@ -1,22 +1,24 @@
 // The re-entrant autograd function behind recompute().
-// First forward: grad mode off, inputs saved through autograd's saved variables (so that version checks and storage swaps
-// work). Backward: second forward on detached inputs, then a nested run of the engine over its graph.
+// First forward: grad mode off, inputs saved through autograd's saved variables (so that version
+// checks and storage swaps work). Backward: second forward on detached inputs, then a nested run of
+// the engine over its graph.
 #include "hypershard/nn/recompute.h"
-
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/ambient_state.h"
@@ -34,7 +36,8 @@ thread_local std::int64_t num_segments = 0;
 /// Sets the thread's segment for a scope.
 class SegmentScope {
  public:
-  explicit SegmentScope(RecomputeSegment* segment) : outer_(std::exchange(current_segment, segment)) {}
+  explicit SegmentScope(RecomputeSegment* segment)
+      : outer_(std::exchange(current_segment, segment)) {}
   SegmentScope(const SegmentScope&) = delete;
   SegmentScope& operator=(const SegmentScope&) = delete;
   ~SegmentScope() { current_segment = outer_; }
@@ -82,6 +85,8 @@ struct Segment : public RecomputeSegment, public torch::CustomClassHolder {
   }
 
   TensorsFn fn;
+  std::vector<bool> input_is_defined;
+  std::vector<bool> output_is_defined;
   internal::AmbientState ambient;
   std::vector<OutputForm> output_forms;
   std::vector<std::shared_ptr<RecomputeObserver>> observers;
@@ -149,7 +154,8 @@ std::vector<at::Tensor> run_first(Segment& segment, const std::vector<at::Tensor
 }
 
 void check_outputs(const Segment& segment, const std::vector<at::Tensor>& outputs) {
-  constexpr const char* kHint = "the segment's function must compute the same each time: no state that its first run changes";
+  constexpr const char* kHint =
+      "the segment's function must compute the same each time: no state that its first run changes";
   HS_CHECK(
       outputs.size() == segment.output_forms.size(),
       "nn.recompute: the second run gave another number of outputs: ",
@@ -179,9 +185,41 @@ void check_outputs(const Segment& segment, const std::vector<at::Tensor>& output
 std::vector<at::Tensor> detach_inputs(const variable_list& saved) {
   std::vector<at::Tensor> inputs;
   for (const auto& tensor : saved) {
-    inputs.push_back(tensor.defined() ? tensor.detach().set_requires_grad(tensor.requires_grad()) : tensor);
+    inputs.push_back(tensor.detach().set_requires_grad(tensor.requires_grad()));
   }
   return inputs;
+}
+
+// Autograd takes and gives defined tensors only: undefined ones are left out on the way in and out
+// of the autograd function and put back in their places on the other side.
+
+std::vector<at::Tensor> only_defined(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> defined;
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(defined), [](const auto& tensor) {
+    return tensor.defined();
+  });
+  return defined;
+}
+
+std::vector<at::Tensor> with_undefined(
+    at::TensorList defined, const std::vector<bool>& is_defined
+) {
+  std::vector<at::Tensor> tensors(is_defined.size());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (is_defined[i]) {
+      tensors[i] = defined[next++];
+    }
+  }
+  return tensors;
+}
+
+std::vector<bool> definedness(const std::vector<at::Tensor>& tensors) {
+  std::vector<bool> is_defined;
+  for (const auto& tensor : tensors) {
+    is_defined.push_back(tensor.defined());
+  }
+  return is_defined;
 }
 
 std::vector<at::Tensor> run_second(const Segment& segment, const std::vector<at::Tensor>& inputs) {
@@ -221,7 +259,8 @@ void check_supported() {
   const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
   HS_SUPPORTED(
       exec_info == nullptr || exec_info->empty(),
-      "nn.recompute: autograd::grad(), or backward() with `inputs`, can not run through a recomputed segment: the gradients of "
+      "nn.recompute: autograd::grad(), or backward() with `inputs`, can not run through a "
+      "recomputed segment: the gradients of "
       "the parameters inside would be accumulated",
       HS_HINT("call backward() on the loss, or call the function without recompute()")
   );
@@ -240,7 +279,9 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     ctx->set_materialize_grads(false);
     ctx->saved_data[kSegment] = c10::IValue::make_capsule(segment);
     ctx->save_for_backward(inputs.vec());
-    return run_first(*segment, inputs.vec());
+    const auto outputs = run_first(*segment, with_undefined(inputs, segment->input_is_defined));
+    segment->output_is_defined = definedness(outputs);
+    return only_defined(outputs);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -254,9 +295,12 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
         c10::static_intrusive_pointer_cast<Segment>(ctx->saved_data.at(kSegment).toCapsule());
     const ObservedLife life(*segment);
     const auto inputs = detach_inputs(saved);
-    run_backward(run_second(*segment, inputs), std::move(grads));
+    run_backward(
+        run_second(*segment, with_undefined(inputs, segment->input_is_defined)),
+        with_undefined(grads, segment->output_is_defined)
+    );
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      input_grads[i + 1] = inputs[i].defined() ? inputs[i].grad() : at::Tensor();
+      input_grads[i + 1] = inputs[i].grad();
     }
     return input_grads;
   }
@@ -266,12 +310,16 @@ at::Tensor make_carrier(const std::vector<at::Tensor>& inputs) {
   const bool needed = std::none_of(inputs.begin(), inputs.end(), [](const auto& input) {
     return input.defined() && input.requires_grad();
   });
-  return at::empty({0}, at::TensorOptions().requires_grad(needed));
+  at::Tensor carrier = at::empty({0});
+  carrier.set_requires_grad(needed);
+  return carrier;
 }
 
 }  // namespace
 
-std::int64_t num_recompute_segments() { return num_segments; }
+std::int64_t num_recompute_segments() {
+  return num_segments;
+}
 
 RecomputeSegment* current_recompute_segment() {
   return current_segment;
@@ -288,7 +336,11 @@ std::vector<at::Tensor> recompute(TensorsFn fn, const std::vector<at::Tensor>& i
   ++num_segments;
   auto segment = c10::make_intrusive<Segment>();
   segment->fn = std::move(fn);
-  return RecomputeFunction::apply(segment, at::TensorList(inputs), make_carrier(inputs));
+  segment->input_is_defined = definedness(inputs);
+  const auto defined = only_defined(inputs);
+  const auto outputs =
+      RecomputeFunction::apply(segment, at::TensorList(defined), make_carrier(inputs));
+  return with_undefined(outputs, segment->output_is_defined);
 }
 
 at::Tensor recompute(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input) {

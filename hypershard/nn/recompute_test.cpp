@@ -1,13 +1,13 @@
 // Tests that a recomputed segment trains exactly like the plain one, and what happens at its edges.
 #include "hypershard/nn/recompute.h"
 
-#include <gtest/gtest.h>
-
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -89,7 +89,9 @@ TEST(RecomputeTest, NestsToAnyDepthWithEqualGradients) {
   net.zero_grad();
   const auto x = parameter({4, 6}, 3);
   const auto inner = [&net](const at::Tensor& input) { return net(input); };
-  const auto middle = [&](const at::Tensor& input) { return recompute(inner, recompute(inner, input)); };
+  const auto middle = [&](const at::Tensor& input) {
+    return recompute(inner, recompute(inner, input));
+  };
   const auto outer = [&](const at::Tensor& input) { return recompute(middle, input); };
   recompute(outer, x).square().sum().backward();
   EXPECT_EQ(net.runs, 2 + 2 + 2 + 2) << "once a level of nesting, and once for the gradients";
@@ -174,9 +176,8 @@ TEST(RecomputeTest, AnInputThatIsReturnedKeepsItsGradient) {
 TEST(RecomputeTest, AnInputChangedBetweenForwardAndBackwardIsAnError) {
   const auto x = parameter({4}, 1);
   const auto noise = at::ones({4});
-  const auto y = recompute(
-      TensorsFn([](const Tensors& in) { return Tensors{in[0] * in[1]}; }), {x, noise}
-  )[0];
+  const auto y =
+      recompute(TensorsFn([](const Tensors& in) { return Tensors{in[0] * in[1]}; }), {x, noise})[0];
   noise.add_(1);
   HS_EXPECT_THROWN(c10::Error, y.sum().backward(), "modified by an inplace operation");
 }
@@ -194,14 +195,23 @@ TEST(RecomputeTest, ASecondRunThatDiffersIsAnErrorThatNamesTheOutput) {
   const auto x = parameter({4}, 1);
   int runs = 0;
   const auto shapes = recompute(
-      TensorsFn([&](const Tensors& in) { return Tensors{in[0], runs++ == 0 ? in[0] : in[0].narrow(0, 0, 2)}; }), {x}
+      TensorsFn([&](const Tensors& in) {
+        return Tensors{in[0], runs++ == 0 ? in[0] : in[0].narrow(0, 0, 2)};
+      }),
+      {x}
   );
   HS_EXPECT_THROWN(
-      InvalidArgument, (shapes[0] + shapes[1]).sum().backward(), "another output 1: Float[2] (expected Float[4]"
+      InvalidArgument,
+      (shapes[0] + shapes[1]).sum().backward(),
+      "another output 1: Float[2] (expected Float[4]"
   );
   runs = 0;
-  const auto counts = recompute(TensorsFn([&](const Tensors& in) { return Tensors(runs++ == 0 ? 2 : 3, in[0] * 1); }), {x});
-  HS_EXPECT_THROWN(InvalidArgument, counts[0].sum().backward(), "another number of outputs: 3 (expected 2");
+  const auto counts = recompute(
+      TensorsFn([&](const Tensors& in) { return Tensors(runs++ == 0 ? 2 : 3, in[0] * 1); }), {x}
+  );
+  HS_EXPECT_THROWN(
+      InvalidArgument, counts[0].sum().backward(), "another number of outputs: 3 (expected 2"
+  );
 }
 
 TEST(RecomputeTest, AnExceptionInsideLeavesTheThreadClean) {
@@ -249,7 +259,9 @@ TEST(RecomputeTest, SecondDerivativesAndGradFunctionsAreRefused) {
   const auto x = parameter({4}, 1);
   const auto square = [](const at::Tensor& in) { return in * in; };
   HS_EXPECT_THROWN(
-      Unsupported, recompute(square, x).sum().backward({}, true, /*create_graph=*/true), "create_graph"
+      Unsupported,
+      recompute(square, x).sum().backward({}, true, /*create_graph=*/true),
+      "create_graph"
   );
   HS_EXPECT_THROWN(
       Unsupported, torch::autograd::grad({recompute(square, x).sum()}, {x}), "autograd::grad()"
@@ -259,7 +271,9 @@ TEST(RecomputeTest, SecondDerivativesAndGradFunctionsAreRefused) {
 TEST(RecomputeTest, SegmentAndSecondForwardAreVisibleInside) {
   const auto x = parameter({4}, 1);
   std::vector<std::pair<bool, bool>> seen;  // segment, second forward
-  const auto look = [&] { seen.emplace_back(current_recompute_segment() != nullptr, in_second_forward()); };
+  const auto look = [&] {
+    seen.emplace_back(current_recompute_segment() != nullptr, in_second_forward());
+  };
   const auto inner = [&](const at::Tensor& in) {
     look();
     return in * 2;
@@ -289,7 +303,8 @@ TEST(RecomputeTest, SegmentAndSecondForwardAreVisibleInside) {
 /// Notes what happens when, and in which graph task.
 class LoggedObserver : public RecomputeObserver {
  public:
-  LoggedObserver(std::string name, std::vector<std::string>& log) : name_(std::move(name)), log_(log) {}
+  LoggedObserver(std::string name, std::vector<std::string>& log)
+      : name_(std::move(name)), log_(log) {}
   void before_recompute() override {
     log_.push_back(name_ + ".before");
     task = torch::autograd::get_current_graph_task_id();
@@ -297,7 +312,9 @@ class LoggedObserver : public RecomputeObserver {
       throw std::runtime_error(name_);
     }
     if (queues) {
-      torch::autograd::Engine::get_default_engine().queue_callback([this] { log_.push_back(name_ + ".end of backward"); });
+      torch::autograd::Engine::get_default_engine().queue_callback([this] {
+        log_.push_back(name_ + ".end of backward");
+      });
     }
   }
   void after_recompute() noexcept override {
@@ -341,12 +358,21 @@ TEST(RecomputeTest, ObserversRunInTheOuterGraphTask) {
   );
   const auto z = y * 1;
   int outer_task = -1;
-  z.register_hook([&](const at::Tensor&) { outer_task = torch::autograd::get_current_graph_task_id(); });
+  z.register_hook([&](const at::Tensor&) {
+    outer_task = torch::autograd::get_current_graph_task_id();
+  });
   z.sum().backward();
   EXPECT_EQ(
       log,
       std::vector<std::string>(
-          {"run", "a.before", "b.before", "run", "inner backward", "b.after", "a.after", "a.end of backward"}
+          {"run",
+           "a.before",
+           "b.before",
+           "run",
+           "inner backward",
+           "b.after",
+           "a.after",
+           "a.end of backward"}
       )
   );
   EXPECT_EQ(a->task, outer_task);

@@ -1,21 +1,22 @@
-// RMSNorm: the operators hypershard::rms_norm_forward and _backward, their autograd function, the layer.
-// They are dispatched operators, so that traces and the plan's validation see them like ATen's own.
+// RMSNorm: the operators hypershard::rms_norm_forward and _backward, their autograd function, the
+// layer. They are dispatched operators, so that traces and the plan's validation see them like
+// ATen's own.
 #include "hypershard/nn/rms_norm.h"
+
+#include <cstdint>
+#include <tuple>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-
-#include <cstdint>
-#include <tuple>
-#include <vector>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/gradient_slot.h"
@@ -37,7 +38,9 @@ at::Tensor inverse_root(const at::Tensor& x, double eps) {
 }
 
 // Any device and dtype, differentiable; the oracle of the fused kernels.
-std::tuple<at::Tensor, at::Tensor> forward_composite(const at::Tensor& x, const at::Tensor& weight, double eps) {
+std::tuple<at::Tensor, at::Tensor> forward_composite(
+    const at::Tensor& x, const at::Tensor& weight, double eps
+) {
   const auto wide = widened(x);
   const auto rstd = inverse_root(wide, eps);
   return {(wide * rstd * weight.to(wide.scalar_type())).to(x.scalar_type()), rstd.squeeze(-1)};
@@ -79,7 +82,9 @@ bool fits_kernel(const at::Tensor& x, const at::Tensor& weight) {
   return internal::is_kernel_dtype(x.scalar_type()) && weight.scalar_type() == x.scalar_type();
 }
 
-std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& x_in, const at::Tensor& weight_in, double eps) {
+std::tuple<at::Tensor, at::Tensor> forward_cpu(
+    const at::Tensor& x_in, const at::Tensor& weight_in, double eps
+) {
   if (!fits_kernel(x_in, weight_in)) {
     return forward_composite(x_in, weight_in, eps);
   }
@@ -87,8 +92,9 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& x_in, const at:
   const auto weight = weight_in.contiguous();
   const std::int64_t dim = weight.numel();
   const auto y = at::empty_like(x);
-  const auto rstd =
-      at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(internal::compute_dtype(x.scalar_type())));
+  const auto rstd = at::empty(
+      x.sizes().slice(0, x.dim() - 1), x.options().dtype(internal::compute_dtype(x.scalar_type()))
+  );
   internal::with_element_type(x.scalar_type(), [&](auto element) {
     using T = decltype(element);
     const internal::RmsNormForward<T> args{
@@ -105,10 +111,14 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& x_in, const at:
   return {y, rstd};
 }
 
-// With several threads each adds up rows of its own, and the sums meet in the order of the rows: the same bits every time.
+// With several threads each adds up rows of its own, and the sums meet in the order of the rows:
+// the same bits every time.
 template <class T>
 void backward_rows(
-    internal::RmsNormBackward<T> args, std::int64_t rows, std::int64_t dim, internal::Compute<T>* total
+    internal::RmsNormBackward<T> args,
+    std::int64_t rows,
+    std::int64_t dim,
+    internal::Compute<T>* total
 ) {
   using A = internal::Compute<T>;
   const std::int64_t threads = rows * dim <= internal::kGrain ? 1 : at::get_num_threads();
@@ -146,7 +156,8 @@ at::Tensor backward_cpu(
   const auto weight = weight_in.contiguous();
   const auto sum_dtype = internal::compute_dtype(x.scalar_type());
   const bool in_place = grad_weight.scalar_type() == sum_dtype && grad_weight.is_contiguous();
-  const auto total = in_place ? grad_weight : at::zeros(weight.sizes(), weight.options().dtype(sum_dtype));
+  const auto total =
+      in_place ? grad_weight : at::zeros(weight.sizes(), weight.options().dtype(sum_dtype));
   if (in_place && overwrite) {
     total.zero_();
   }
@@ -173,7 +184,8 @@ at::Tensor backward_cpu(
 TORCH_LIBRARY_FRAGMENT(hypershard, m) {
   m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def(
-      "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor rstd, Tensor(a!) grad_weight, bool overwrite) -> Tensor"
+      "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor rstd, Tensor(a!) "
+      "grad_weight, bool overwrite) -> Tensor"
   );
 }
 TORCH_LIBRARY_IMPL(hypershard, CPU, m) {
@@ -189,7 +201,9 @@ TORCH_LIBRARY_IMPL(hypershard, Autograd, m) {
   m.impl("rms_norm_backward", torch::CppFunction::makeFallthrough());
 }
 
-std::tuple<at::Tensor, at::Tensor> call_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
+std::tuple<at::Tensor, at::Tensor> call_forward(
+    const at::Tensor& x, const at::Tensor& weight, double eps
+) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("hypershard::rms_norm_forward", "")
                              .typed<decltype(forward_composite)>();
@@ -211,7 +225,9 @@ at::Tensor call_backward(
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps) {
+  static at::Tensor forward(
+      AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, double eps
+  ) {
     auto [y, rstd] = call_forward(x, weight, eps);
     ctx->save_for_backward({x, weight, rstd});
     ctx->saved_data["eps"] = eps;
@@ -231,7 +247,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     }
     const bool has_slot = claim.destination.defined();
     const auto grad_weight = has_slot ? claim.destination : at::empty_like(weight);
-    const auto grad_x = call_backward(grads[0], x, weight, saved[2], grad_weight, !has_slot || claim.overwrite);
+    const auto grad_x =
+        call_backward(grads[0], x, weight, saved[2], grad_weight, !has_slot || claim.overwrite);
     return {grad_x, has_slot || !wants_weight ? at::Tensor() : grad_weight, at::Tensor()};
   }
 };
@@ -260,7 +277,8 @@ RmsNormImpl::RmsNormImpl(const RmsNormOptions& options_in) : options(options_in)
 void RmsNormImpl::reset() {
   HS_CHECK_GE(options.dim, 1, "nn.rms_norm: dim must be positive");
   weight = register_parameter(
-      "weight", at::ones({options.dim}, at::TensorOptions().device(options.device).dtype(options.dtype))
+      "weight",
+      at::ones({options.dim}, at::TensorOptions().device(options.device).dtype(options.dtype))
   );
 }
 

@@ -2,17 +2,18 @@
 // ATen's rms_norm is composed of six operators on CPU, each with its own pass and graph node.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/pimpl.h>
-
 #include <cstdint>
 #include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
 
 #include "hypershard/nn/hooks.h"
 
 namespace hypershard::nn {
 
-/// Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 (fp64 for fp64).
+/// Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in fp32 (fp64 for
+/// fp64).
 ///
 /// Writes the weight's gradient into its GradientSlot if it has one.
 /// Shapes: x [..., dim]; weight [dim]; result as x, in x's dtype.

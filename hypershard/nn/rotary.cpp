@@ -1,18 +1,19 @@
 // Rotary embedding: the operator hypershard::rotate and its autograd function.
-// The gradient is the rotation by minus the angle, so one operator serves both directions and any order of derivatives.
+// The gradient is the rotation by minus the angle, so one operator serves both directions and any
+// order of derivatives.
 #include "hypershard/nn/rotary.h"
+
+#include <cstdint>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/pow.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-
-#include <cstdint>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/cpu_kernels.h"
@@ -25,20 +26,26 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Any device and dtype; the oracle of the fused kernel.
-at::Tensor rotate_composite(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool backwards) {
+at::Tensor rotate_composite(
+    const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool backwards
+) {
   const auto wide = x.to(internal::compute_dtype(x.scalar_type()));
   const auto halves = wide.chunk(2, -1);
   const auto c = cosine.unsqueeze(1);
   const auto s = backwards ? sine.unsqueeze(1).neg() : sine.unsqueeze(1);
-  return at::cat({halves[0] * c - halves[1] * s, halves[0] * s + halves[1] * c}, -1).to(x.scalar_type());
+  return at::cat({halves[0] * c - halves[1] * s, halves[0] * s + halves[1] * c}, -1)
+      .to(x.scalar_type());
 }
 
 bool fits_kernel(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine) {
-  return internal::is_kernel_dtype(x.scalar_type()) && x.stride(-1) == 1 && cosine.is_contiguous() &&
-         sine.is_contiguous() && cosine.scalar_type() == internal::compute_dtype(x.scalar_type());
+  return internal::is_kernel_dtype(x.scalar_type()) && x.stride(-1) == 1 &&
+         cosine.is_contiguous() && sine.is_contiguous() &&
+         cosine.scalar_type() == internal::compute_dtype(x.scalar_type());
 }
 
-at::Tensor rotate_cpu(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool backwards) {
+at::Tensor rotate_cpu(
+    const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool backwards
+) {
   if (!fits_kernel(x, cosine, sine)) {
     return rotate_composite(x, cosine, sine, backwards);
   }
@@ -82,7 +89,9 @@ TORCH_LIBRARY_IMPL(hypershard, Autograd, m) {
   m.impl("rotate", torch::CppFunction::makeFallthrough());
 }
 
-at::Tensor call_rotate(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool backwards) {
+at::Tensor call_rotate(
+    const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool backwards
+) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("hypershard::rotate", "")
                              .typed<decltype(rotate_composite)>();
@@ -95,7 +104,11 @@ at::Tensor rotate_differentiably(
 
 struct RotateFunction : torch::autograd::Function<RotateFunction> {
   static at::Tensor forward(
-      AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, bool backwards
+      AutogradContext* ctx,
+      const at::Tensor& x,
+      const at::Tensor& cosine,
+      const at::Tensor& sine,
+      bool backwards
   ) {
     ctx->save_for_backward({cosine, sine});
     ctx->saved_data["backwards"] = backwards;
@@ -106,7 +119,10 @@ struct RotateFunction : torch::autograd::Function<RotateFunction> {
     const auto saved = ctx->get_saved_variables();
     const bool backwards = ctx->saved_data.at("backwards").toBool();
     return {
-        rotate_differentiably(grads[0], saved[0], saved[1], !backwards), at::Tensor(), at::Tensor(), at::Tensor()
+        rotate_differentiably(grads[0], saved[0], saved[1], !backwards),
+        at::Tensor(),
+        at::Tensor(),
+        at::Tensor()
     };
   }
 };
@@ -125,14 +141,22 @@ RotaryTable RotaryTable::narrow(std::int64_t begin, std::int64_t count) const {
 }
 
 RotaryTable make_rotary_table(
-    std::int64_t positions, std::int64_t head_dim, double theta, at::ScalarType dtype, at::Device device
+    std::int64_t positions,
+    std::int64_t head_dim,
+    double theta,
+    at::ScalarType dtype,
+    at::Device device
 ) {
   HS_CHECK(
-      head_dim > 0 && head_dim % 2 == 0, "nn.rotary: head_dim must be positive and even (got ", head_dim, ")"
+      head_dim > 0 && head_dim % 2 == 0,
+      "nn.rotary: head_dim must be positive and even (got ",
+      head_dim,
+      ")"
   );
   const auto options = at::TensorOptions().dtype(at::kDouble);
   const auto exponents = at::arange(head_dim / 2, options) * (-2.0 / static_cast<double>(head_dim));
-  const auto angles = at::arange(positions, options).unsqueeze(1) * at::pow(at::Scalar(theta), exponents);
+  const auto angles =
+      at::arange(positions, options).unsqueeze(1) * at::pow(at::Scalar(theta), exponents);
   const auto table_dtype = internal::compute_dtype(dtype);
   return {angles.cos().to(device, table_dtype), angles.sin().to(device, table_dtype)};
 }

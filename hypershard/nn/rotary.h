@@ -1,9 +1,9 @@
 // Rotary position embedding in one pass, without the cat that two rotated halves would need.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+
+#include <ATen/core/Tensor.h>
 
 namespace hypershard::nn {
 
@@ -16,19 +16,27 @@ struct RotaryTable {
   RotaryTable narrow(std::int64_t begin, std::int64_t count) const;
 };
 
-/// Makes the table for positions 0 ... positions-1: angles in fp64, rounded to fp32 unless `dtype` is fp64.
+/// Makes the table for positions 0 ... positions-1: angles in fp64, rounded to fp32 unless `dtype`
+/// is fp64.
 ///
 /// Errors: InvalidArgument if head_dim is odd or not positive.
 RotaryTable make_rotary_table(
-    std::int64_t positions, std::int64_t head_dim, double theta, at::ScalarType dtype, at::Device device
+    std::int64_t positions,
+    std::int64_t head_dim,
+    double theta,
+    at::ScalarType dtype,
+    at::Device device
 );
 
-/// Rotates every head of every position: (a, b) -> (a cos - b sin, a sin + b cos) on the halves a, b of the head.
+/// Rotates every head of every position: (a, b) -> (a cos - b sin, a sin + b cos) on the halves a,
+/// b of the head.
 ///
-/// Shapes: x [batch, positions, heads, head_dim], last dimension contiguous, any other strides; the table has a row for each
+/// Shapes: x [batch, positions, heads, head_dim], last dimension contiguous, any other strides; the
+/// table has a row for each
 ///         position; result contiguous, of x's shape and dtype.
 /// Errors: InvalidArgument if the shapes do not fit.
-/// Source: Su et al. 2021, arXiv 2104.09864; the pairing (i, i + head_dim / 2) of GPT-NeoX and LLaMA.
+/// Source: Su et al. 2021, arXiv 2104.09864; the pairing (i, i + head_dim / 2) of GPT-NeoX and
+/// LLaMA.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace hypershard::nn

@@ -1,9 +1,9 @@
 // Tests the fused rotation against its formula, and that it is a rotation.
 #include "hypershard/nn/rotary.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -30,7 +30,9 @@ at::Tensor rotated_by_hand(const at::Tensor& x) {
     for (std::int64_t t = 0; t < x.size(1); ++t) {
       for (std::int64_t h = 0; h < x.size(2); ++h) {
         for (std::int64_t i = 0; i < head_dim / 2; ++i) {
-          const double angle = static_cast<double>(t) * std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+          const double angle =
+              static_cast<double>(t) *
+              std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
           const double a = x[b][t][h][i].item<double>();
           const double c = x[b][t][h][i + head_dim / 2].item<double>();
           y[b][t][h][i] = a * std::cos(angle) - c * std::sin(angle);
@@ -87,7 +89,8 @@ TEST(RotaryTest, ScoresDependOnDistanceOnly) {
   const auto q = random_tensor({1, 1, 1, 16}, at::kDouble, 1).expand({1, 9, 1, 16}).contiguous();
   const auto k = random_tensor({1, 1, 1, 16}, at::kDouble, 2).expand({1, 9, 1, 16}).contiguous();
   const auto table = table_for(9, 16, at::kDouble);
-  const auto scores = at::matmul(rotate(q, table).view({9, 16}), rotate(k, table).view({9, 16}).t());
+  const auto scores =
+      at::matmul(rotate(q, table).view({9, 16}), rotate(k, table).view({9, 16}).t());
   EXPECT_NEAR(scores[2][5].item<double>(), scores[5][8].item<double>(), 1e-12);
   EXPECT_GT(std::abs(scores[2][5].item<double>() - scores[2][6].item<double>()), 1e-6);
 }
@@ -102,7 +105,9 @@ TEST(RotaryTest, SecondDerivativesWork) {
 TEST(RotaryTest, ShapesThatDoNotFitAreNamed) {
   HS_EXPECT_THROWN(InvalidArgument, table_for(4, 3, at::kFloat), "even (got 3)");
   HS_EXPECT_THROWN(
-      InvalidArgument, rotate(at::ones({1, 5, 2, 8}), table_for(4, 8, at::kFloat)), "does not fit a table of shape [4, 4]"
+      InvalidArgument,
+      rotate(at::ones({1, 5, 2, 8}), table_for(4, 8, at::kFloat)),
+      "does not fit a table of shape [4, 4]"
   );
 }
 

@@ -2,16 +2,16 @@
 // They are dispatched operators, so that traces and the plan's validation see them like ATen's own.
 #include "hypershard/nn/swiglu.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/sigmoid.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
-
 #include <cstdint>
 #include <tuple>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/cpu_kernels.h"
@@ -41,7 +41,8 @@ std::tuple<at::Tensor, at::Tensor> backward_composite(
   const auto s = at::sigmoid(wide);
   const auto silu = wide * s;
   return {
-      (grad * widened(up) * (s + silu * (1 - s))).to(gate.scalar_type()), (grad * silu).to(gate.scalar_type())
+      (grad * widened(up) * (s + silu * (1 - s))).to(gate.scalar_type()),
+      (grad * silu).to(gate.scalar_type())
   };
 }
 
@@ -67,7 +68,8 @@ at::Tensor forward_cpu(const at::Tensor& gate_in, const at::Tensor& up_in) {
 std::tuple<at::Tensor, at::Tensor> backward_cpu(
     const at::Tensor& grad_in, const at::Tensor& gate_in, const at::Tensor& up_in
 ) {
-  if (!internal::is_kernel_dtype(gate_in.scalar_type()) || grad_in.scalar_type() != gate_in.scalar_type()) {
+  if (!internal::is_kernel_dtype(gate_in.scalar_type()) ||
+      grad_in.scalar_type() != gate_in.scalar_type()) {
     return backward_composite(grad_in, gate_in, up_in);
   }
   const auto grad_h = grad_in.contiguous();
@@ -132,8 +134,9 @@ struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    auto [grad_gate, grad_up] = at::GradMode::is_enabled() ? backward_composite(grads[0], saved[0], saved[1])
-                                                           : call_backward(grads[0], saved[0], saved[1]);
+    auto [grad_gate, grad_up] = at::GradMode::is_enabled()
+                                    ? backward_composite(grads[0], saved[0], saved[1])
+                                    : call_backward(grads[0], saved[0], saved[1]);
     return {grad_gate, grad_up};
   }
 };

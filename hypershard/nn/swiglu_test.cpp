@@ -1,9 +1,9 @@
 // Tests the fused gated activation against ATen's operators and against differences.
 #include "hypershard/nn/swiglu.h"
 
-#include <gtest/gtest.h>
-
 #include <limits>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -40,7 +40,9 @@ TEST(SwigluTest, EqualsAtenForEveryDtypeAndLength) {
 
 TEST(SwigluTest, StaysFiniteAndRightAtTheEnds) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
-    const auto gate = at::tensor({-1e30, -200.0, -88.5, -30.0, 0.0, 30.0, 88.5, 200.0, 1e30}, at::kDouble).to(dtype);
+    const auto gate =
+        at::tensor({-1e30, -200.0, -88.5, -30.0, 0.0, 30.0, 88.5, 200.0, 1e30}, at::kDouble)
+            .to(dtype);
     const auto h = swiglu(gate, at::ones_like(gate));
     EXPECT_TRUE(near(h, at::silu(gate.to(at::kDouble)), 1e-6));
   }
@@ -64,14 +66,20 @@ TEST(SwigluTest, SecondDerivativesWork) {
   const auto gate = random_tensor({5}, at::kDouble, 1).requires_grad_(true);
   const auto reference = random_tensor({5}, at::kDouble, 1).requires_grad_(true);
   const auto up = random_tensor({5}, at::kDouble, 2);
-  torch::autograd::grad({swiglu(gate, up).square().sum()}, {gate}, {}, true, true)[0].sum().backward();
-  torch::autograd::grad({(at::silu(reference) * up).square().sum()}, {reference}, {}, true, true)[0].sum().backward();
+  torch::autograd::grad({swiglu(gate, up).square().sum()}, {gate}, {}, true, true)[0]
+      .sum()
+      .backward();
+  torch::autograd::grad({(at::silu(reference) * up).square().sum()}, {reference}, {}, true, true)[0]
+      .sum()
+      .backward();
   EXPECT_TRUE(near(gate.grad(), reference.grad(), 1e-12));
 }
 
 TEST(SwigluTest, DifferentShapesOrDtypesAreNamed) {
   HS_EXPECT_THROWN(InvalidArgument, swiglu(at::ones({2}), at::ones({3})), "Float[2] and Float[3]");
-  HS_EXPECT_THROWN(InvalidArgument, swiglu(at::ones({2}), at::ones({2}, at::kDouble)), "Float[2] and Double[2]");
+  HS_EXPECT_THROWN(
+      InvalidArgument, swiglu(at::ones({2}), at::ones({2}, at::kDouble)), "Float[2] and Double[2]"
+  );
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
-// Finds the tensors inside a module's arguments and results, however they are nested, so that forward hooks can see and
-// replace them without knowing the module.
+// Finds the tensors inside a module's arguments and results, however they are nested, so that
+// forward hooks can see and replace them without knowing the module.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +14,8 @@
 #include <variant>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 namespace torch {
 template <typename Key, typename Value>
 class OrderedDict;
@@ -23,9 +23,9 @@ class OrderedDict;
 
 namespace hypershard::nn {
 
-/// NOTE [tensor trees]: a tree is a tensor or an optional, pair, tuple, array, vector, variant, map, unordered_map or
-/// torch::OrderedDict of trees, or a struct of the author's that says where its tensors are by a free function in its own
-/// namespace, found by argument-dependent lookup:
+/// NOTE [tensor trees]: a tree is a tensor or an optional, pair, tuple, array, vector, variant,
+/// map, unordered_map or torch::OrderedDict of trees, or a struct of the author's that says where
+/// its tensors are by a free function in its own namespace, found by argument-dependent lookup:
 ///
 ///   template <class F>
 ///   void for_each_tensor(RoutedTokens& routed, const F& f) {
@@ -33,8 +33,8 @@ namespace hypershard::nn {
 ///     hypershard::nn::visit_tensors(routed.by_expert, f);  // a tree: visit it
 ///   }
 ///
-/// Everything else (numbers, strings, pointers, modules) is a leaf that nobody looks into, and so is a const element inside
-/// a container: a hook could not replace it.
+/// Everything else (numbers, strings, pointers, modules) is a leaf that nobody looks into, and so
+/// is a const element inside a container: a hook could not replace it.
 
 namespace internal {
 
@@ -43,8 +43,9 @@ struct TensorProbe {
 };
 
 template <class T>
-concept HasTensorHook =
-    std::is_class_v<T> && requires(T& value, const TensorProbe& probe) { for_each_tensor(value, probe); };
+concept HasTensorHook = std::is_class_v<T> && requires(T& value, const TensorProbe& probe) {
+  for_each_tensor(value, probe);
+};
 
 template <class T>
 struct TreeOf {
@@ -149,7 +150,9 @@ struct TreeOf<std::unordered_map<Key, Value, Rest...>> {
     for (auto& entry : map) {
       entries.push_back(&entry);
     }
-    std::sort(entries.begin(), entries.end(), [](const auto* a, const auto* b) { return a->first < b->first; });
+    std::sort(entries.begin(), entries.end(), [](const auto* a, const auto* b) {
+      return a->first < b->first;
+    });
     for (auto* entry : entries) {
       visit_tree(entry->second, f);
     }
@@ -173,7 +176,8 @@ struct TreeOf<torch::OrderedDict<Key, Value>> {
 template <class T>
 inline constexpr bool kHoldsTensors = internal::TreeOf<T>::kHoldsTensors;
 
-/// Calls `f(at::Tensor&)` for every tensor of `tree`, undefined ones too, in a fixed order (see NOTE [tensor trees]).
+/// Calls `f(at::Tensor&)` for every tensor of `tree`, undefined ones too, in a fixed order (see
+/// NOTE [tensor trees]).
 template <class T, class F>
 void visit_tensors(T& tree, const F& f) {
   internal::visit_tree(tree, f);

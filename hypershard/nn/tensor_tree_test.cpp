@@ -1,8 +1,6 @@
 // Tests that tensors are found in every kind of container and that everything else is left alone.
 #include "hypershard/nn/tensor_tree.h"
 
-#include <gtest/gtest.h>
-
 #include <array>
 #include <map>
 #include <memory>
@@ -13,6 +11,8 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/ordered_dict.h>
@@ -105,7 +105,9 @@ TEST(TensorTreeTest, VisitsWhatAnOptionalOrVariantHoldsNow) {
 }
 
 TEST(TensorTreeTest, VisitsNestedContainersAndReplacesInPlace) {
-  using Tree = std::map<std::string, std::vector<std::tuple<at::Tensor, std::optional<std::pair<at::Tensor, double>>>>>;
+  using Tree = std::map<
+      std::string,
+      std::vector<std::tuple<at::Tensor, std::optional<std::pair<at::Tensor, double>>>>>;
   Tree tree;
   tree["x"].push_back({number(1), std::pair(number(2), 0.5)});
   tree["x"].push_back({number(3), std::nullopt});

@@ -1,20 +1,22 @@
-// For tests of layers and models: expected errors, exact comparison, numeric gradients, operator traces, gradient slots.
-// Not installed; tests of nn and of what stands on it include it.
+// For tests of layers and models: expected errors, exact comparison, numeric gradients, operator
+// traces, gradient slots. Not installed; tests of nn and of what stands on it include it.
 #pragma once
-
-#include <gtest/gtest.h>
-
-#include <ATen/ATen.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 
 #include "hypershard/nn/gradient_slot.h"
 
@@ -32,10 +34,10 @@ std::string thrown_text(const Action& action) {
 }
 
 /// Expects a `Type` whose text contains `fragment`.
-#define HS_EXPECT_THROWN(Type, statement, fragment)                                           \
-  do {                                                                                        \
+#define HS_EXPECT_THROWN(Type, statement, fragment)                                            \
+  do {                                                                                         \
     const std::string text = ::hypershard::nn::testing::thrown_text<Type>([&] { statement; }); \
-    EXPECT_NE(text.find(fragment), std::string::npos) << "thrown: " << text;                  \
+    EXPECT_NE(text.find(fragment), std::string::npos) << "thrown: " << text;                   \
   } while (false)
 
 /// Equal in shape, dtype and every bit.
@@ -45,7 +47,8 @@ inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tenso
                                       : ::testing::AssertionFailure() << "one tensor is undefined";
   }
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
-    return ::testing::AssertionFailure() << a.toString() << a.sizes() << " and " << b.toString() << b.sizes();
+    return ::testing::AssertionFailure()
+           << a.toString() << a.sizes() << " and " << b.toString() << b.sizes();
   }
   const auto x = a.detach().contiguous();
   const auto y = b.detach().contiguous();
@@ -53,8 +56,8 @@ inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tenso
     return ::testing::AssertionSuccess();
   }
   const auto gap = (x.to(at::kDouble) - y.to(at::kDouble)).abs().flatten();
-  return ::testing::AssertionFailure() << "largest difference " << gap.max().item<double>() << " at element "
-                                       << gap.argmax().item<std::int64_t>();
+  return ::testing::AssertionFailure() << "largest difference " << gap.max().item<double>()
+                                       << " at element " << gap.argmax().item<std::int64_t>();
 }
 
 /// |a - b| <= tolerance * max(1, |b|) everywhere; says where it fails worst.
@@ -73,8 +76,9 @@ inline ::testing::AssertionResult near(const at::Tensor& a, const at::Tensor& b,
     return ::testing::AssertionSuccess();
   }
   const auto at = excess.argmax().item<std::int64_t>();
-  return ::testing::AssertionFailure() << "element " << at << ": " << x[at].item<double>() << " and "
-                                       << y[at].item<double>() << ", " << worst / tolerance << " of the tolerance";
+  return ::testing::AssertionFailure()
+         << "element " << at << ": " << x[at].item<double>() << " and " << y[at].item<double>()
+         << ", " << worst / tolerance << " of the tolerance";
 }
 
 inline at::Tensor random_tensor(at::IntArrayRef sizes, at::ScalarType dtype, std::uint64_t seed) {
@@ -84,8 +88,11 @@ inline at::Tensor random_tensor(at::IntArrayRef sizes, at::ScalarType dtype, std
 
 using Function = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-/// Compares autograd's gradients of sum(fn(inputs) * fixed weights) with central differences, in fp64.
-inline void check_gradients(const Function& fn, std::vector<at::Tensor> inputs, double tolerance = 1e-7) {
+/// Compares autograd's gradients of sum(fn(inputs) * fixed weights) with central differences, in
+/// fp64.
+inline void check_gradients(
+    const Function& fn, std::vector<at::Tensor> inputs, double tolerance = 1e-7
+) {
   const auto weights = random_tensor(fn(inputs).sizes(), at::kDouble, 991);
   const auto value = [&] { return (fn(inputs) * weights).sum(); };
   for (auto& input : inputs) {
@@ -118,14 +125,15 @@ class OperatorTrace {
  public:
   OperatorTrace() {
     current() = &names_;
-    handle_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback([](const at::RecordFunction& fn) -> std::unique_ptr<at::ObserverContext> {
-          if (current() != nullptr) {
-            current()->push_back(fn.name());
-          }
-          return nullptr;
-        }).scopes({at::RecordScope::FUNCTION})
-    );
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(
+                                             [](const at::RecordFunction& fn
+                                             ) -> std::unique_ptr<at::ObserverContext> {
+                                               if (current() != nullptr) {
+                                                 current()->push_back(fn.name());
+                                               }
+                                               return nullptr;
+                                             }
+    ).scopes({at::RecordScope::FUNCTION}));
   }
   OperatorTrace(const OperatorTrace&) = delete;
   OperatorTrace& operator=(const OperatorTrace&) = delete;
@@ -134,10 +142,13 @@ class OperatorTrace {
     current() = nullptr;
   }
 
-  std::int64_t count(const std::string& name) const { return std::count(names_.begin(), names_.end(), name); }
+  std::int64_t count(const std::string& name) const {
+    return std::count(names_.begin(), names_.end(), name);
+  }
   /// Copies, clones, cats and casts.
   std::int64_t count_movements() const {
-    return count("aten::copy_") + count("aten::clone") + count("aten::cat") + count("aten::_to_copy");
+    return count("aten::copy_") + count("aten::clone") + count("aten::cat") +
+           count("aten::_to_copy");
   }
   const std::vector<std::string>& names() const { return names_; }
 
@@ -155,7 +166,9 @@ class OperatorTrace {
 class BufferSlot : public GradientSlot {
  public:
   BufferSlot(const at::Tensor& param, at::ScalarType dtype)
-      : buffer(at::full_like(param, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions().dtype(dtype))) {
+      : buffer(at::full_like(
+            param, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions().dtype(dtype)
+        )) {
     buffer = buffer.detach();
   }
   Claim claim() override { return {buffer, claims++ == 0}; }

@@ -15,7 +15,7 @@ import torch
 CASES = [
     dict(name="grouped_untied", vocab_size=11, num_layers=2, dim=8, num_heads=4, num_kv_heads=2, hidden_dim=12,
          max_sequence=6, rope_theta=100.0, norm_eps=1e-5, tie_embeddings=False, batch=2, positions=5, left_out=[3]),
-    dict(name="plain_tied", vocab_size=7, num_layers=1, dim=12, num_heads=2, num_kv_heads=2, hidden_dim=10,
+    dict(name="plain_tied", vocab_size=7, num_layers=1, dim=16, num_heads=2, num_kv_heads=2, hidden_dim=10,
          max_sequence=4, rope_theta=10000.0, norm_eps=1e-3, tie_embeddings=True, batch=1, positions=4, left_out=[]),
 ]
 

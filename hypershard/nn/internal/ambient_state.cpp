@@ -1,12 +1,12 @@
 // Capture and restore of default generators and autocast settings.
 #include "hypershard/nn/internal/ambient_state.h"
 
-#include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
-
 #include <algorithm>
 #include <mutex>
 #include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 
 namespace hypershard::nn::internal {
 

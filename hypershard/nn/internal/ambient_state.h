@@ -2,18 +2,19 @@
 // Recompute puts it back so that the second run computes what the first one did.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
-
-#include <vector>
 
 namespace hypershard::nn::internal {
 
 /// A copy of the ambient state at one moment.
 ///
-/// Generators: the default one of the CPU and of every other device among the tensors given to capture(); that is the seam
-/// for accelerators, whose generators (seed and offset) are reached by the same two calls.
+/// Generators: the default one of the CPU and of every other device among the tensors given to
+/// capture(); that is the seam for accelerators, whose generators (seed and offset) are reached by
+/// the same two calls.
 class AmbientState {
  public:
   static AmbientState capture(const std::vector<at::Tensor>& tensors);

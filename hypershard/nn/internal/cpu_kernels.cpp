@@ -1,4 +1,5 @@
-// Bodies of the fused CPU kernels. Written once as templates and compiled for three element types and two instruction sets.
+// Bodies of the fused CPU kernels. Written once as templates and compiled for three element types
+// and two instruction sets.
 #include "hypershard/nn/internal/cpu_kernels.h"
 
 #include <cmath>
@@ -11,7 +12,9 @@ namespace hypershard::nn::internal {
 namespace {
 
 template <class T>
-HS_INLINE void rms_norm_forward(const RmsNormForward<T>& k, std::int64_t begin, std::int64_t end, std::int64_t dim) {
+HS_INLINE void rms_norm_forward(
+    const RmsNormForward<T>& k, std::int64_t begin, std::int64_t end, std::int64_t dim
+) {
   using A = Compute<T>;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* x = k.x + row * dim;
@@ -30,9 +33,12 @@ HS_INLINE void rms_norm_forward(const RmsNormForward<T>& k, std::int64_t begin, 
   }
 }
 
-// With n = x rstd and g = weight grad_y: grad_x = rstd (g - n mean(g n)), grad_weight = sum over rows of grad_y n.
+// With n = x rstd and g = weight grad_y: grad_x = rstd (g - n mean(g n)), grad_weight = sum over
+// rows of grad_y n.
 template <class T>
-HS_INLINE void rms_norm_backward(const RmsNormBackward<T>& k, std::int64_t begin, std::int64_t end, std::int64_t dim) {
+HS_INLINE void rms_norm_backward(
+    const RmsNormBackward<T>& k, std::int64_t begin, std::int64_t end, std::int64_t dim
+) {
   using A = Compute<T>;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* x = k.x + row * dim;
@@ -106,7 +112,9 @@ HS_INLINE void rotate(const Rotate<T>& k, std::int64_t begin, std::int64_t end) 
 }
 
 template <class T>
-HS_INLINE void cross_entropy_forward(const CrossEntropyForward<T>& k, std::int64_t begin, std::int64_t end) {
+HS_INLINE void cross_entropy_forward(
+    const CrossEntropyForward<T>& k, std::int64_t begin, std::int64_t end
+) {
   using A = Compute<T>;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* logits = k.logits + row * k.classes;
@@ -133,12 +141,15 @@ HS_INLINE void cross_entropy_forward(const CrossEntropyForward<T>& k, std::int64
     });
     const A log_sum = std::log(sum.total());
     k.log_sum_exp[row] = largest + log_sum;
-    k.loss[row] = static_cast<double>(largest - load<A>(logits + k.targets[row])) + static_cast<double>(log_sum);
+    k.loss[row] = static_cast<double>(largest - load<A>(logits + k.targets[row])) +
+                  static_cast<double>(log_sum);
   }
 }
 
 template <class T>
-HS_INLINE void cross_entropy_backward(const CrossEntropyBackward<T>& k, std::int64_t begin, std::int64_t end) {
+HS_INLINE void cross_entropy_backward(
+    const CrossEntropyBackward<T>& k, std::int64_t begin, std::int64_t end
+) {
   using A = Compute<T>;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* logits = k.logits + row * k.classes;
@@ -147,7 +158,9 @@ HS_INLINE void cross_entropy_backward(const CrossEntropyBackward<T>& k, std::int
     const A scale = target < 0 ? A(0) : static_cast<A>(k.scale);
     const A shift = k.log_sum_exp[row];
     if (target < 0) {
-      for_packs<A>(k.classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA { store(grad + i, zero); });
+      for_packs<A>(k.classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
+        store(grad + i, zero);
+      });
       continue;
     }
     for_packs<A>(k.classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
@@ -160,11 +173,18 @@ HS_INLINE void cross_entropy_backward(const CrossEntropyBackward<T>& k, std::int
 
 template <class To, class From>
 HS_INLINE void add(To* to, const From* from, std::int64_t n) {
-  using A = std::conditional_t<std::is_same_v<To, double> || std::is_same_v<From, double>, double, float>;
-  if constexpr (std::is_same_v<A, double> && !(std::is_same_v<To, double> && std::is_same_v<From, double>)) {
+  using A =
+      std::conditional_t<std::is_same_v<To, double> || std::is_same_v<From, double>, double, float>;
+  if constexpr (std::is_same_v<A, double> &&
+                !(std::is_same_v<To, double> && std::is_same_v<From, double>)) {
     for (std::int64_t i = 0; i < n; ++i) {
-      store(to + i, static_cast<Compute<To>>(static_cast<double>(load<Compute<To>>(to + i)) +
-                                             static_cast<double>(load<Compute<From>>(from + i))));
+      store(
+          to + i,
+          static_cast<Compute<To>>(
+              static_cast<double>(load<Compute<To>>(to + i)) +
+              static_cast<double>(load<Compute<From>>(from + i))
+          )
+      );
     }
   } else {
     for_packs<A>(n, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
@@ -176,39 +196,49 @@ HS_INLINE void add(To* to, const From* from, std::int64_t n) {
 
 }  // namespace
 
-#define HS_DEFINE_KERNELS(T)                                                                                      \
-  HS_KERNEL void run_rms_norm_forward(                                                                            \
-      const RmsNormForward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim                       \
-  ) {                                                                                                             \
-    rms_norm_forward(args, begin, end, dim);                                                                      \
-  }                                                                                                               \
-  HS_KERNEL void run_rms_norm_backward(                                                                           \
-      const RmsNormBackward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim                      \
-  ) {                                                                                                             \
-    rms_norm_backward(args, begin, end, dim);                                                                     \
-  }                                                                                                               \
-  HS_KERNEL void run_swiglu_forward(const SwigluForward<T>& args, std::int64_t begin, std::int64_t end) {         \
-    swiglu_forward(args, begin, end);                                                                             \
-  }                                                                                                               \
-  HS_KERNEL void run_swiglu_backward(const SwigluBackward<T>& args, std::int64_t begin, std::int64_t end) {       \
-    swiglu_backward(args, begin, end);                                                                            \
-  }                                                                                                               \
-  HS_KERNEL void run_rotate(const Rotate<T>& args, std::int64_t begin, std::int64_t end) {                        \
-    rotate(args, begin, end);                                                                                     \
-  }                                                                                                               \
-  HS_KERNEL void run_cross_entropy_forward(                                                                       \
-      const CrossEntropyForward<T>& args, std::int64_t begin, std::int64_t end                                    \
-  ) {                                                                                                             \
-    cross_entropy_forward(args, begin, end);                                                                      \
-  }                                                                                                               \
-  HS_KERNEL void run_cross_entropy_backward(                                                                      \
-      const CrossEntropyBackward<T>& args, std::int64_t begin, std::int64_t end                                   \
-  ) {                                                                                                             \
-    cross_entropy_backward(args, begin, end);                                                                     \
-  }                                                                                                               \
-  HS_KERNEL void add_to(float* to, const T* from, std::int64_t n) { add(to, from, n); }                           \
-  HS_KERNEL void add_to(double* to, const T* from, std::int64_t n) { add(to, from, n); }                          \
-  HS_KERNEL void add_to(Bf16* to, const T* from, std::int64_t n) { add(to, from, n); }
+#define HS_DEFINE_KERNELS(T)                                                                 \
+  HS_KERNEL void run_rms_norm_forward(                                                       \
+      const RmsNormForward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim  \
+  ) {                                                                                        \
+    rms_norm_forward(args, begin, end, dim);                                                 \
+  }                                                                                          \
+  HS_KERNEL void run_rms_norm_backward(                                                      \
+      const RmsNormBackward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim \
+  ) {                                                                                        \
+    rms_norm_backward(args, begin, end, dim);                                                \
+  }                                                                                          \
+  HS_KERNEL void run_swiglu_forward(                                                         \
+      const SwigluForward<T>& args, std::int64_t begin, std::int64_t end                     \
+  ) {                                                                                        \
+    swiglu_forward(args, begin, end);                                                        \
+  }                                                                                          \
+  HS_KERNEL void run_swiglu_backward(                                                        \
+      const SwigluBackward<T>& args, std::int64_t begin, std::int64_t end                    \
+  ) {                                                                                        \
+    swiglu_backward(args, begin, end);                                                       \
+  }                                                                                          \
+  HS_KERNEL void run_rotate(const Rotate<T>& args, std::int64_t begin, std::int64_t end) {   \
+    rotate(args, begin, end);                                                                \
+  }                                                                                          \
+  HS_KERNEL void run_cross_entropy_forward(                                                  \
+      const CrossEntropyForward<T>& args, std::int64_t begin, std::int64_t end               \
+  ) {                                                                                        \
+    cross_entropy_forward(args, begin, end);                                                 \
+  }                                                                                          \
+  HS_KERNEL void run_cross_entropy_backward(                                                 \
+      const CrossEntropyBackward<T>& args, std::int64_t begin, std::int64_t end              \
+  ) {                                                                                        \
+    cross_entropy_backward(args, begin, end);                                                \
+  }                                                                                          \
+  HS_KERNEL void add_to(float* to, const T* from, std::int64_t n) {                          \
+    add(to, from, n);                                                                        \
+  }                                                                                          \
+  HS_KERNEL void add_to(double* to, const T* from, std::int64_t n) {                         \
+    add(to, from, n);                                                                        \
+  }                                                                                          \
+  HS_KERNEL void add_to(Bf16* to, const T* from, std::int64_t n) {                           \
+    add(to, from, n);                                                                        \
+  }
 
 HS_DEFINE_KERNELS(float)
 HS_DEFINE_KERNELS(double)

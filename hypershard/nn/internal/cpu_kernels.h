@@ -8,14 +8,15 @@
 
 namespace hypershard::nn::internal {
 
-/// y = x / sqrt(mean(x^2) + eps) * weight for each row; keeps 1 / sqrt(...) in `rstd` for the backward pass.
+/// y = x / sqrt(mean(x^2) + eps) * weight for each row; keeps 1 / sqrt(...) in `rstd` for the
+/// backward pass.
 ///
 /// Source: Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4.
 template <class T>
 struct RmsNormForward {
-  const T* x;       // [rows, dim]
-  const T* weight;  // [dim]
-  T* y;             // [rows, dim]
+  const T* x;        // [rows, dim]
+  const T* weight;   // [dim]
+  T* y;              // [rows, dim]
   Compute<T>* rstd;  // [rows]
   double eps;
 };
@@ -49,7 +50,8 @@ struct SwigluBackward {
   T* grad_up;
 };
 
-/// Rotates the pairs (x[i], x[i + half]) of every head by the angle of its position: (a cos - b sin, a sin + b cos).
+/// Rotates the pairs (x[i], x[i + half]) of every head by the angle of its position: (a cos - b
+/// sin, a sin + b cos).
 ///
 /// Source: Su et al. 2021, arXiv 2104.09864, in the split-half order.
 template <class T>
@@ -85,16 +87,24 @@ struct CrossEntropyBackward {
   double scale;
 };
 
-#define HS_DECLARE_KERNELS(T)                                                                                     \
-  void run_rms_norm_forward(const RmsNormForward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim); \
-  void run_rms_norm_backward(const RmsNormBackward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim); \
-  void run_swiglu_forward(const SwigluForward<T>& args, std::int64_t begin, std::int64_t end);                    \
-  void run_swiglu_backward(const SwigluBackward<T>& args, std::int64_t begin, std::int64_t end);                  \
-  void run_rotate(const Rotate<T>& args, std::int64_t begin, std::int64_t end);                                   \
-  void run_cross_entropy_forward(const CrossEntropyForward<T>& args, std::int64_t begin, std::int64_t end);       \
-  void run_cross_entropy_backward(const CrossEntropyBackward<T>& args, std::int64_t begin, std::int64_t end);     \
-  void add_to(float* to, const T* from, std::int64_t n);                                                         \
-  void add_to(double* to, const T* from, std::int64_t n);                                                        \
+#define HS_DECLARE_KERNELS(T)                                                                    \
+  void run_rms_norm_forward(                                                                     \
+      const RmsNormForward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim      \
+  );                                                                                             \
+  void run_rms_norm_backward(                                                                    \
+      const RmsNormBackward<T>& args, std::int64_t begin, std::int64_t end, std::int64_t dim     \
+  );                                                                                             \
+  void run_swiglu_forward(const SwigluForward<T>& args, std::int64_t begin, std::int64_t end);   \
+  void run_swiglu_backward(const SwigluBackward<T>& args, std::int64_t begin, std::int64_t end); \
+  void run_rotate(const Rotate<T>& args, std::int64_t begin, std::int64_t end);                  \
+  void run_cross_entropy_forward(                                                                \
+      const CrossEntropyForward<T>& args, std::int64_t begin, std::int64_t end                   \
+  );                                                                                             \
+  void run_cross_entropy_backward(                                                               \
+      const CrossEntropyBackward<T>& args, std::int64_t begin, std::int64_t end                  \
+  );                                                                                             \
+  void add_to(float* to, const T* from, std::int64_t n);                                         \
+  void add_to(double* to, const T* from, std::int64_t n);                                        \
   void add_to(Bf16* to, const T* from, std::int64_t n);
 
 HS_DECLARE_KERNELS(float)

@@ -1,11 +1,12 @@
-// From tensors to the fused CPU kernels: which element types they take, and how rows are split over threads.
+// From tensors to the fused CPU kernels: which element types they take, and how rows are split over
+// threads.
 #pragma once
-
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstdint>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 
 #include "hypershard/nn/internal/element.h"
 
@@ -46,10 +47,13 @@ void with_element_type(at::ScalarType dtype, const Body& body) {
   }
 }
 
-/// Calls `body(begin, end)` for runs of rows of `row_elements` elements each, in parallel where there is enough work.
+/// Calls `body(begin, end)` for runs of rows of `row_elements` elements each, in parallel where
+/// there is enough work.
 template <class Body>
 void for_rows(std::int64_t rows, std::int64_t row_elements, const Body& body) {
-  at::parallel_for(0, rows, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, row_elements)), body);
+  at::parallel_for(
+      0, rows, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, row_elements)), body
+  );
 }
 
 }  // namespace hypershard::nn::internal

@@ -1,12 +1,13 @@
-// Matrix products in the precision that this machine multiplies fast, into destinations of the caller's.
+// Matrix products in the precision that this machine multiplies fast, into destinations of the
+// caller's.
 #include "hypershard/nn/internal/matmul.h"
+
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-
-#include <optional>
 
 namespace hypershard::nn::internal {
 namespace {
@@ -26,7 +27,8 @@ std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
 }  // namespace
 
 bool multiplies_in_fp32(const at::Tensor& operand) {
-  return operand.device().is_cpu() && operand.scalar_type() == at::kBFloat16 && !has_bf16_hardware();
+  return operand.device().is_cpu() && operand.scalar_type() == at::kBFloat16 &&
+         !has_bf16_hardware();
 }
 
 at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -34,7 +36,8 @@ at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     return at::linear(x, weight, optional_of(bias));
   }
   const auto wide_bias = bias.defined() ? bias.to(at::kFloat) : bias;
-  return at::linear(x.to(at::kFloat), weight.to(at::kFloat), optional_of(wide_bias)).to(x.scalar_type());
+  return at::linear(x.to(at::kFloat), weight.to(at::kFloat), optional_of(wide_bias))
+      .to(x.scalar_type());
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
@@ -59,7 +62,8 @@ void transposed_product_into(
     }
     return;
   }
-  // No operator multiplies bf16 into an fp32 destination: one temporary, cast or added on the way in.
+  // No operator multiplies bf16 into an fp32 destination: one temporary, cast or added on the way
+  // in.
   const auto result = product(a.t(), b);
   if (overwrite) {
     out.copy_(result);

@@ -1,5 +1,6 @@
-// Short vectors for the fused CPU kernels: plain C++ on the compiler's vector extension, one source for every width and dtype.
-// HS_KERNEL compiles a function twice, for AVX2+FMA and for the baseline, and picks one at load time. Kernel files only.
+// Short vectors for the fused CPU kernels: plain C++ on the compiler's vector extension, one source
+// for every width and dtype. HS_KERNEL compiles a function twice, for x86-64-v3 (AVX2, FMA) and for
+// the baseline, and picks one at load time. Kernel files only.
 #pragma once
 
 #include <cmath>
@@ -12,9 +13,10 @@
 #define HS_INLINE inline __attribute__((always_inline))
 #define HS_INLINE_LAMBDA __attribute__((always_inline))
 
-// ThreadSanitizer does not survive the resolvers of multi-versioned functions, which run before it is set up.
+// ThreadSanitizer does not survive the resolvers of multi-versioned functions, which run before it
+// is set up.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-#define HS_KERNEL __attribute__((target_clones("arch=haswell", "default")))
+#define HS_KERNEL __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define HS_KERNEL
 #endif
@@ -46,7 +48,8 @@ HS_INLINE Bf16 narrow(float value) {
   if (value != value) {
     return {0x7fc0};
   }
-  return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};  // to nearest, ties to even
+  return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)
+  };  // to nearest, ties to even
 }
 
 /// Loads a pack `P`, or one element when `P` is a scalar, from memory of any of the element types.
@@ -89,7 +92,8 @@ HS_INLINE void store(T* to, P value) {
   }
 }
 
-/// Calls `body(i, zero)` for packs at i = 0, L, 2L, ..., then for the elements left; the type of `zero` says which.
+/// Calls `body(i, zero)` for packs at i = 0, L, 2L, ..., then for the elements left; the type of
+/// `zero` says which.
 template <class A, class Body>
 HS_INLINE void for_packs(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
@@ -118,17 +122,28 @@ struct Sum {
   }
 };
 
-HS_INLINE FloatPack larger(FloatPack a, FloatPack b) { return a > b ? a : b; }
-HS_INLINE DoublePack larger(DoublePack a, DoublePack b) { return a > b ? a : b; }
-HS_INLINE float larger(float a, float b) { return a > b ? a : b; }
-HS_INLINE double larger(double a, double b) { return a > b ? a : b; }
+HS_INLINE FloatPack larger(FloatPack a, FloatPack b) {
+  return a > b ? a : b;
+}
+HS_INLINE DoublePack larger(DoublePack a, DoublePack b) {
+  return a > b ? a : b;
+}
+HS_INLINE float larger(float a, float b) {
+  return a > b ? a : b;
+}
+HS_INLINE double larger(double a, double b) {
+  return a > b ? a : b;
+}
 
-/// e^x to about one unit in the last place; below -87 it is 0 and above 88 infinite or nearly so. NaN stays NaN.
+/// e^x to about one unit in the last place; below -87 it is 0 and above 88 infinite or nearly so.
+/// NaN stays NaN.
 ///
-/// Source: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, Cody and Waite 1980), Taylor series of degree 7 in r.
+/// Source: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, Cody and Waite 1980), Taylor
+/// series of degree 7 in r.
 HS_INLINE FloatPack exponential(FloatPack x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const FloatPack bounded = x > 88.0f ? FloatPack{} + 88.0f : (x < -87.0f ? FloatPack{} - 87.0f : x);
+  const FloatPack bounded =
+      x > 88.0f ? FloatPack{} + 88.0f : (x < -87.0f ? FloatPack{} - 87.0f : x);
   const FloatPack n = (bounded * 1.44269504f + kRound) - kRound;
   const FloatPack r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
   FloatPack p = r * (1.0f / 5040) + 1.0f / 720;
@@ -152,7 +167,11 @@ HS_INLINE DoublePack exponential(DoublePack x) {
 }
 
 // The scalar form gives the bits of the pack, so that a result does not depend on its place.
-HS_INLINE float exponential(float x) { return exponential(FloatPack{} + x)[0]; }
-HS_INLINE double exponential(double x) { return std::exp(x); }
+HS_INLINE float exponential(float x) {
+  return exponential(FloatPack{} + x)[0];
+}
+HS_INLINE double exponential(double x) {
+  return std::exp(x);
+}
 
 }  // namespace hypershard::nn::internal
