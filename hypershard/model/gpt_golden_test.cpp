@@ -91,7 +91,8 @@ void compare(
     const auto expected =
         tensor_of(golden["gradients"][item.key()], at::kDouble, item.value().sizes());
     EXPECT_TRUE(near(item.value().grad(), expected, tolerance));
-    EXPECT_GT(expected.abs().max().item<double>(), 5 * tolerance) << "this parameter would not be tested";
+    EXPECT_GT(expected.abs().max().item<double>(), 5 * tolerance)
+        << "this parameter would not be tested";
     ++compared;
   }
   EXPECT_EQ(compared, golden["gradients"].size());

@@ -11,6 +11,7 @@ namespace hypershard::model {
 
 class GptImpl;
 
+/// How tokens are picked and how many.
 struct SampleOptions {
   std::int64_t max_new_tokens = 500;
   double temperature = 0.8;  ///< 0: always the likeliest token

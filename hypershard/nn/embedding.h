@@ -21,6 +21,7 @@ namespace hypershard::nn {
 ///         is attached.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
+/// Size, place and start of an Embedding.
 struct EmbeddingOptions {
   std::int64_t rows = 0;
   std::int64_t dim = 0;

@@ -28,7 +28,9 @@ namespace hypershard::nn {
 class ForwardHooks {
  public:
   virtual ~ForwardHooks() = default;
+  /// Runs before forward and may replace the tensors of its arguments.
   virtual void pre_forward(std::span<at::Tensor* const> inputs) = 0;
+  /// Runs after forward and may replace the tensors of its result.
   virtual void post_forward(std::span<at::Tensor* const> outputs) = 0;
   /// Called instead of post_forward if forward, or another hook, threw.
   virtual void forward_failed() noexcept {}
@@ -42,6 +44,7 @@ class HookPoint {
   void add_forward_hooks(std::shared_ptr<ForwardHooks> hooks) {
     hooks_.push_back(std::move(hooks));
   }
+  /// Removes every entry of these hooks; none is no error.
   void remove_forward_hooks(const ForwardHooks* hooks);
   bool has_forward_hooks() const { return !hooks_.empty(); }
 

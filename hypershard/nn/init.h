@@ -14,6 +14,7 @@ class Module;
 
 namespace hypershard::nn {
 
+/// Distributions that a parameter can start from.
 enum class InitKind { kConstant, kNormal, kTruncNormal, kUniform };
 
 /// How a parameter starts. Fields that the kind does not name are ignored.

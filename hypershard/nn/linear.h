@@ -27,6 +27,7 @@ namespace hypershard::nn {
 /// Unsupported under create_graph if a slot is attached.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
+/// Size, place and start of a Linear.
 struct LinearOptions {
   std::int64_t in = 0;
   std::int64_t out = 0;

@@ -21,6 +21,7 @@ namespace hypershard::nn {
 /// Source: Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+/// Size and place of an RmsNorm.
 struct RmsNormOptions {
   std::int64_t dim = 0;
   double eps = 1e-5;
