@@ -41,13 +41,13 @@ class ShardedModel {
   std::vector<at::Tensor> update_tensors(std::string_view family = {}) const;
 
   /// Off: backward adds up local gradients and reduces nothing, for all but the last micro-batch of an accumulation.
-  void set_requires_gradient_sync(bool on);
+  void set_requires_gradient_sync(bool on) const;
   /// Off: backward reduces inside `shard` only and keeps the sum; on again for the last micro-batch (hsdp). No effect without a `replicate` axis.
-  void set_requires_all_reduce(bool on);
+  void set_requires_all_reduce(bool on) const;
   /// Divides reduced gradients by `divisor` instead of the number of ranks that see different data. Errors: InvalidArgument unless positive and finite.
-  void set_gradient_divide_factor(double divisor);
+  void set_gradient_divide_factor(double divisor) const;
   /// Changes the policy of one unit, or of all but the root if `unit` is empty.
-  void set_reshard_after_forward(bool on, std::string_view unit = {});
+  void set_reshard_after_forward(bool on, std::string_view unit = {}) const;
 
   /// Makes a unit's parameters readable until reshard(). Collective: ranks of the data axes. Errors: InvalidArgument for an unknown unit.
   void unshard(std::string_view unit) const;

@@ -79,15 +79,15 @@ std::vector<at::Tensor> ShardedModel::update_tensors(std::string_view family) co
   return tensors;
 }
 
-void ShardedModel::set_requires_gradient_sync(bool on) { engine_->reduce_gradients = on; }
-void ShardedModel::set_requires_all_reduce(bool on) { engine_->cross_replicas = on; }
+void ShardedModel::set_requires_gradient_sync(bool on) const { engine_->reduce_gradients = on; }
+void ShardedModel::set_requires_all_reduce(bool on) const { engine_->cross_replicas = on; }
 
-void ShardedModel::set_gradient_divide_factor(double divisor) {
+void ShardedModel::set_gradient_divide_factor(double divisor) const {
   HS_CHECK(std::isfinite(divisor) && divisor > 0, "shard: the gradient divide factor is ", divisor, "; expected a positive number");
   engine_->gradient_divisor = divisor;
 }
 
-void ShardedModel::set_reshard_after_forward(bool on, std::string_view unit) {
+void ShardedModel::set_reshard_after_forward(bool on, std::string_view unit) const {
   if (!unit.empty()) {
     engine_->units()[static_cast<std::size_t>(unit_index(unit))]->reshard_after_forward = on;
     return;

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "hypershard/comm/c10d/health.h"
+#include "hypershard/comm/c10d/internal/backend_text.h"
 #include "hypershard/comm/c10d/internal/collective_communicator.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
 #include "hypershard/core/error.h"
@@ -102,7 +103,7 @@ std::shared_ptr<Communicator> make_gloo_communicator(
       if (options.health != nullptr) {
         Stall stall;
         stall.note.op = "connecting '" + info.name + "'";
-        stall.transport_text = error.what();
+        stall.transport_text = internal::backend_text(error);
         why = options.health->explain(info, stall) + "; ";
         options.health->report_failure(why);
       }
@@ -115,7 +116,7 @@ std::shared_ptr<Communicator> make_gloo_communicator(
           "' over Gloo: ",
           why,
           "the back end said: ",
-          error.what(),
+          internal::backend_text(error),
           HS_HINT("GLOO_SOCKET_IFNAME names the network interface to use")
       );
     }

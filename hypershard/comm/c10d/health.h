@@ -19,15 +19,19 @@ class Store;
 
 namespace hypershard::comm {
 
+namespace internal {
+struct HealthState;
+}  // namespace internal
+
 /// A collective as health messages name it.
 struct CollectiveNote {
   std::string communicator = {};  ///< empty: none yet
   std::string op = {};
   std::string unit = {};
   std::uint64_t sequence = 0;
-  std::uint64_t signature =
-      0;               ///< differs if two ranks call different things under one sequence number
-  std::string detail;  ///< dtype and size, e.g. `float32, 4096 bytes`
+  /// Differs if two ranks call different things under one sequence number.
+  std::uint64_t signature = 0;
+  std::string detail = {};  ///< dtype and size, e.g. `float32, 4096 bytes`
 };
 /// Writes e.g. `reduce_scatter #17 of unit 'blocks.3' on axis 'replicate'`.
 std::string to_text(const CollectiveNote& note);
@@ -36,9 +40,8 @@ struct HealthOptions {
   int rank = 0;
   int world_size = 1;
   double heartbeat_s = 0;  ///< 0: HS_HEARTBEAT_MS
-  std::string
-      store_owner;  ///< who hosts the store, for messages: `rank 0 (which hosts the job's store)`
-  int store_rank = -1;  ///< the rank that hosts it; -1: none of them
+  /// Who hosts the store, e.g. `rank 0 (which hosts the job's store)`.
+  std::string store_owner = {};
 };
 
 /// What a rank knows about a collective that does not complete.
@@ -61,7 +64,7 @@ struct Stall {
 class Health {
  public:
   /// Publishes the first heartbeat. `store` must be a connection of its own.
-  /// Errors: CommError if the store does not take it.
+  /// Errors: the store's own, if it does not take it.
   Health(c10::intrusive_ptr<::c10d::Store> store, const HealthOptions& options);
   ~Health();
   Health(const Health&) = delete;
@@ -103,13 +106,12 @@ class Health {
   /// Tells the peers that this rank will not touch the store again and stops the thread.
   void leave();
 
-  /// Waits until all other ranks have left, failed or fallen silent, for at most `seconds`: the host of the
-  /// store stays while others may still want to read why it ends.
+  /// Waits until all other ranks have left, failed or fallen silent, for at most `seconds`: the
+  /// host of the store stays while others may still want to read why it ends.
   void linger(double seconds);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<internal::HealthState> state_;
 };
 
 }  // namespace hypershard::comm

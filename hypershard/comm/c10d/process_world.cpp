@@ -14,13 +14,16 @@
 
 #include "hypershard/comm/c10d/gloo_communicator.h"
 #include "hypershard/comm/c10d/health.h"
+#include "hypershard/comm/c10d/internal/backend_text.h"
 #include "hypershard/comm/c10d/internal/network.h"
+#include "hypershard/comm/c10d/internal/quiet_store.h"
 #include "hypershard/comm/shm/shm_communicator.h"
 #include "hypershard/core/clock.h"
 #include "hypershard/core/env.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/hash.h"
 #include "hypershard/core/log.h"
+#include "hypershard/core/process.h"
 
 namespace hypershard::comm {
 namespace {
@@ -31,6 +34,7 @@ using StorePtr = c10::intrusive_ptr<::c10d::Store>;
 constexpr double kFarewellS = 5;
 // The same for ranks that want to read why the job fails.
 constexpr double kFailureFarewellS = 2;
+constexpr auto kPauseBeforeRetry = std::chrono::milliseconds(50);
 constexpr char kSeparator = '\x1f';
 
 std::chrono::milliseconds to_ms(double seconds) {
@@ -64,8 +68,9 @@ struct Identity {
 
 Identity own_identity() {
   Identity identity;
-  identity.host = internal::host_identity();
-  identity.host_name = internal::host_name();
+  // Emulated hosts on one machine have network namespaces of their own.
+  identity.host = boot_id() + "/" + std::to_string(network_namespace());
+  identity.host_name = host_name();
   if (const std::int64_t supernode = env::get_int("HS_SUPERNODE"); supernode >= 0) {
     identity.supernode = std::to_string(supernode);
   }
@@ -105,6 +110,7 @@ struct Membership {
   double timeout_s = 0;
   Backend backend = Backend::kAuto;
   bool hosts_store = false;
+  StorePtr server;  // the host's; gone at shutdown, while communicators keep `store`
   StorePtr store;
   std::shared_ptr<Health> health;
   std::vector<Identity> identities;
@@ -122,11 +128,10 @@ StorePtr connect_store(const LaunchInfo& info, double timeout_s, std::optional<i
 }
 
 // Refuses to mix two jobs that were given one port, and two ranks that were given one number.
-void check_job(const Membership& member, const StorePtr& store) {
+void check_job(const Membership& member) {
   const LaunchInfo& info = member.info;
-  const std::string key = "job/" + std::to_string(info.restart_count);
   const std::string own = info.run_id + " of " + std::to_string(info.world_size) + " ranks";
-  const std::string first = to_string(store->compareSet(key, to_bytes(""), to_bytes(own)));
+  const std::string first = to_string(member.store->compareSet("job", to_bytes(""), to_bytes(own)));
   HS_CHECK(
       first == own,
       "comm.world: ",
@@ -140,10 +145,13 @@ void check_job(const Membership& member, const StorePtr& store) {
       "')",
       HS_HINT("give each job its own MASTER_PORT")
   );
-  const std::string rank_key =
-      "rank/" + std::to_string(info.restart_count) + "/" + std::to_string(info.rank);
-  HS_CHECK_EQ(
-      store->add(rank_key, 1), 1, "comm.world: rank ", info.rank, " has joined this job already"
+  static const std::string process = internal::random_nonce();
+  const std::string key = "rank/" + std::to_string(info.rank);
+  HS_CHECK(
+      to_string(member.store->compareSet(key, to_bytes(""), to_bytes(process))) == process,
+      "comm.world: another process has joined this job as rank ",
+      info.rank,
+      HS_HINT("every process needs a RANK of its own")
   );
 }
 
@@ -193,6 +201,44 @@ void meet(Membership& member) {
   }
 }
 
+HealthOptions health_options(const LaunchInfo& info) {
+  HealthOptions options;
+  options.rank = info.rank;
+  options.world_size = info.world_size;
+  options.store_owner = info.store_is_served ? "the launcher's agent (which serves the job's store)"
+                                             : "rank 0 (which hosts the job's store)";
+  return options;
+}
+
+// Goes through the store once; returns why it must be tried again, or nothing.
+std::optional<std::string> try_to_enter(Membership& member) {
+  const LaunchInfo& info = member.info;
+  const internal::QuietStore quiet;
+  const auto connect = [&] {
+    return c10::make_intrusive<::c10d::PrefixStore>(
+        "hypershard/" + std::to_string(info.restart_count),
+        connect_store(info, member.timeout_s, std::nullopt)
+    );
+  };
+  try {
+    if (member.hosts_store) {
+      const int fd = internal::listen_on(info.master_addr, info.master_port);
+      member.server = connect_store(info, member.timeout_s, fd);
+    } else {
+      internal::wait_until_reachable(info.master_addr, info.master_port, member.timeout_s);
+    }
+    member.store = connect();
+    check_job(member);
+    // A connection of its own: one that hangs must not hold up the others.
+    member.health = std::make_shared<Health>(connect(), health_options(info));
+    tell_identity(member);
+    meet(member);
+  } catch (const c10::Error& error) {
+    return internal::backend_text(error);
+  }
+  return std::nullopt;
+}
+
 Membership enter(const LaunchInfo& info, const WorldOptions& options) {
   Membership member;
   member.info = info;
@@ -206,46 +252,24 @@ Membership enter(const LaunchInfo& info, const WorldOptions& options) {
     return member;
   }
   member.hosts_store = info.rank == 0 && !info.store_is_served;
-  std::optional<int> listening_fd;
-  if (member.hosts_store) {
-    listening_fd = internal::listen_on(info.master_addr, info.master_port);
-  } else {
-    internal::wait_until_reachable(info.master_addr, info.master_port, member.timeout_s);
-  }
-  const std::string prefix = "hypershard/" + std::to_string(info.restart_count);
-  const auto prefixed = [&](StorePtr store) {
-    return c10::make_intrusive<::c10d::PrefixStore>(prefix, std::move(store));
-  };
-  try {
-    member.store = prefixed(connect_store(info, member.timeout_s, listening_fd));
-    check_job(member, member.store);
-    HealthOptions health;
-    health.rank = info.rank;
-    health.world_size = info.world_size;
-    health.store_rank = info.store_is_served ? -1 : 0;
-    health.store_owner = info.store_is_served
-                             ? "the launcher's agent (which serves the job's store)"
-                             : "rank 0 (which hosts the job's store)";
-    // A connection of its own: one that hangs must not hold up the others.
-    member.health = std::make_shared<Health>(
-        prefixed(connect_store(info, member.timeout_s, std::nullopt)), health
-    );
-    tell_identity(member);
-    meet(member);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    HS_FAIL(
-        CommError,
-        "comm.world: the job's store at ",
-        info.master_addr,
-        ":",
-        info.master_port,
-        " failed while rank ",
-        info.rank,
-        " joined; it said: ",
-        error.what()
-    );
+  const Stopwatch stopwatch;
+  // A rank that is early may meet the store of the job before, which is about to close.
+  while (const auto why = try_to_enter(member)) {
+    if (member.hosts_store || stopwatch.elapsed_s() >= member.timeout_s) {
+      HS_FAIL(
+          CommError,
+          "comm.world: the job's store at ",
+          info.master_addr,
+          ":",
+          info.master_port,
+          " failed while rank ",
+          info.rank,
+          " joined; it said: ",
+          *why
+      );
+    }
+    member.health.reset();
+    std::this_thread::sleep_for(kPauseBeforeRetry);
   }
   return member;
 }
@@ -396,6 +420,7 @@ void ProcessWorld::shutdown() {
   }
   is_shut_down_ = true;
   member_.store.reset();
+  member_.server.reset();
 }
 
 }  // namespace

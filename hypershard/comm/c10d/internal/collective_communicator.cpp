@@ -9,10 +9,12 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "hypershard/comm/c10d/internal/backend_text.h"
 #include "hypershard/comm/internal/ordered_reduce.h"
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
@@ -122,7 +124,7 @@ class StagedCollective : public Work {
       return;
     }
     error_ = std::make_exception_ptr(
-        CommError("comm.c10d: " + what_ + " failed; the back end said: " + error.what())
+        CommError("comm.c10d: " + what_ + " failed; the back end said: " + backend_text(error))
     );
   }
 
@@ -211,6 +213,9 @@ at::Tensor CollectiveCommunicator::stage(
     StagedCollective& work, std::int64_t numel, at::ScalarType dtype, at::Device device
 ) {
   const auto bytes = numel * static_cast<std::int64_t>(at::elementSize(dtype));
+  if (bytes == 0) {
+    return at::empty({0}, at::TensorOptions().dtype(dtype).device(device));
+  }
   StagingPool::Lease lease = staging_->lend(bytes, device);
   at::Tensor tensor = lease.tensor().narrow(0, 0, bytes).view(dtype);
   work.hold(std::move(lease));

@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "hypershard/comm/c10d/internal/backend_text.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/hash.h"
 
@@ -148,7 +149,7 @@ void MessageEngine::post(Item item) {
       const std::lock_guard lock(mutex_);
       abandoned_.push_back(std::move(item));
     }
-    fail(error.what());
+    fail(backend_text(error));
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -191,7 +192,7 @@ void MessageEngine::wait_loop() {
     try {
       finish(item);
     } catch (const std::exception& error) {
-      fail(error.what());
+      fail(backend_text(error));
     }
     lock.lock();
     current_.clear();
@@ -321,7 +322,7 @@ void MessageEngine::probe(int num_peers, int rank) {
       try {
         probes_.push_back(backend_->send(tensors, peer, kProbeTag));
       } catch (const std::exception& error) {
-        reason = error.what();
+        reason = backend_text(error);
       }
     }
   }

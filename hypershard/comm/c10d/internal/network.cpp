@@ -6,16 +6,15 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
@@ -104,19 +103,6 @@ int try_listen(int family, const sockaddr* address, socklen_t size) {
 }
 
 }  // namespace
-
-std::string host_identity() {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  struct stat network = {};
-  ::stat("/proc/self/ns/net", &network);
-  return boot_id + "/" + std::to_string(network.st_ino);
-}
-
-std::string host_name() {
-  std::array<char, 256> name = {};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
 
 bool is_loopback(const std::string& host) {
   std::string why;

@@ -6,11 +6,6 @@
 
 namespace hypershard::comm::internal {
 
-/// Names this host as seen by processes that may share memory: boot id and network namespace, so
-/// that emulated hosts on one machine stay apart.
-std::string host_identity();
-std::string host_name();
-
 /// Tells whether `host` is a name or address of the loopback interface.
 bool is_loopback(const std::string& host);
 

@@ -1,0 +1,40 @@
+// Why: see comm_meter.h.
+#include "hypershard/train/comm_meter.h"
+
+#include <algorithm>
+
+#include "hypershard/shard/engine.h"
+
+namespace hypershard::train {
+
+CommMeter::CommMeter(const shard::ShardedModel& model, const comm::Communicator& everyone)
+    : model_(&model) {
+  const shard::DataParallel& parallel = model.engine().parallel();
+  for (const auto* axes : {&parallel.cuts, &parallel.summed}) {
+    for (const shard::DataAxis& axis : *axes) {
+      add(axis.gather.get());
+      add(axis.reduce.get());
+    }
+  }
+  add(parallel.control.get());
+  add(&everyone);
+}
+
+void CommMeter::add(const comm::Communicator* communicator) {
+  if (communicator != nullptr &&
+      std::find(communicators_.begin(), communicators_.end(), communicator) ==
+          communicators_.end()) {
+    communicators_.push_back(communicator);
+  }
+}
+
+std::int64_t CommMeter::exposed_ns() const {
+  std::int64_t sum = model_->counters().window_wait_ns;
+  for (const comm::Communicator* communicator : communicators_) {
+    const comm::CommStats stats = communicator->stats();
+    sum += stats.wait_ns + stats.reduce_ns;
+  }
+  return sum;
+}
+
+}  // namespace hypershard::train

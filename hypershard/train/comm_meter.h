@@ -1,0 +1,32 @@
+// Why: the share of a step that communication costs is measured where a rank stands still, not
+// modelled.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "hypershard/comm/communicator.h"
+#include "hypershard/shard/fully_shard.h"
+
+namespace hypershard::train {
+
+/// Sums, over all communicators that a sharded model and its trainer use, the time in which this
+/// rank's thread did nothing but communicate: stood waiting, or added and copied for a collective.
+///
+/// Holds plain pointers: neither model nor communicators may go before it.
+class CommMeter {
+ public:
+  CommMeter(const shard::ShardedModel& model, const comm::Communicator& everyone);
+
+  /// Returns nanoseconds since birth of the communicators. Waits for the write window of shared
+  /// parameters are among them.
+  std::int64_t exposed_ns() const;
+
+ private:
+  void add(const comm::Communicator* communicator);
+
+  const shard::ShardedModel* model_;
+  std::vector<const comm::Communicator*> communicators_;
+};
+
+}  // namespace hypershard::train

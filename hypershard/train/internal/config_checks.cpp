@@ -1,0 +1,215 @@
+// Why: each check names both values and says which ones would do.
+#include "hypershard/train/internal/config_checks.h"
+
+#include <string>
+
+#include "hypershard/core/error.h"
+
+namespace hypershard::train {
+namespace internal {
+namespace {
+
+// Lists the multiples of `step` next to `value`: `12 or 18`.
+std::string multiples_near(std::int64_t value, std::int64_t step) {
+  const std::int64_t below = value / step * step;
+  const std::string above = std::to_string(below + step);
+  return below > 0 ? std::to_string(below) + " or " + above : above;
+}
+
+void check_batch(const RunConfig& config, int world_size, ConfigProblems& problems) {
+  const BatchSection& batch = config.batch;
+  const std::int64_t parts = batch.accumulation * world_size;
+  if (batch.global_batch % parts == 0) {
+    return;
+  }
+  const std::string split = concat_text(
+      world_size,
+      world_size == 1 ? " rank" : " ranks",
+      " and ",
+      batch.accumulation,
+      batch.accumulation == 1 ? " micro-batch" : " micro-batches"
+  );
+  if (batch.global_batch < parts) {
+    problems.add(
+        "batch.global_batch",
+        concat_text(
+            "there are fewer rows than parts: ",
+            batch.global_batch,
+            " rows for ",
+            split,
+            " (expected at least ",
+            parts,
+            "); raise it, or take fewer ranks or less accumulation"
+        )
+    );
+    return;
+  }
+  problems.add(
+      "batch.global_batch",
+      concat_text(
+          batch.global_batch,
+          " rows cannot be dealt evenly to ",
+          split,
+          " (expected a multiple of ",
+          parts,
+          ", such as ",
+          multiples_near(batch.global_batch, parts),
+          ")"
+      )
+  );
+}
+
+}  // namespace
+
+void check_model(const RunConfig& config, ConfigProblems& problems) {
+  const ModelSection& model = config.model;
+  if (model.dim % model.heads != 0) {
+    problems.add(
+        "model.heads",
+        concat_text(
+            model.heads,
+            " heads do not divide model.dim = ",
+            model.dim,
+            " (expected a divisor; ",
+            "dim could be ",
+            multiples_near(model.dim, model.heads),
+            ")"
+        )
+    );
+  } else if (model.dim / model.heads % 2 != 0) {
+    problems.add(
+        "model.heads",
+        concat_text(
+            model.heads,
+            " heads make each ",
+            model.dim / model.heads,
+            " wide, but rotary positions "
+            "turn pairs (expected an even model.dim / model.heads)"
+        )
+    );
+  }
+  if (model.kv_heads > 0 && model.heads % model.kv_heads != 0) {
+    problems.add(
+        "model.kv_heads",
+        concat_text(
+            model.kv_heads,
+            " heads of keys and values do not divide model.heads = ",
+            model.heads,
+            " (expected a divisor)"
+        )
+    );
+  }
+}
+
+void check_schedule(const RunConfig& config, ConfigProblems& problems) {
+  const ScheduleSection& schedule = config.schedule;
+  if (schedule.warmup_steps > schedule.steps) {
+    problems.add(
+        "schedule.warmup_steps",
+        concat_text(
+            schedule.warmup_steps,
+            " steps of warm-up do not fit into schedule.steps = ",
+            schedule.steps,
+            " (expected at most as many)"
+        )
+    );
+  }
+  for (const double beta : config.optimizer.betas) {
+    if (beta >= 1) {
+      problems.add(
+          "optimizer.betas",
+          concat_text("a beta of ", beta, " never forgets (expected less than 1)")
+      );
+    }
+  }
+  if (config.optimizer.kind == OptimizerKind::kSgd && config.optimizer.nesterov &&
+      config.optimizer.momentum == 0) {
+    problems.add("optimizer.nesterov", "needs optimizer.momentum above 0 (got 0)");
+  }
+}
+
+MeshSizes fit_mesh(const ParallelSection& parallel, int world_size) {
+  MeshSizes sizes{.replicate = parallel.replicate, .shard = parallel.shard};
+  const auto wrong = [&](const char* key, const std::string& text) {
+    sizes.key = key;
+    sizes.problem = text;
+    return sizes;
+  };
+  if (sizes.replicate == 0 || sizes.shard == 0) {
+    return wrong(
+        sizes.shard == 0 ? "parallel.shard" : "parallel.replicate",
+        "an axis of size 0 holds no rank (expected a positive size, or -1 for what is left)"
+    );
+  }
+  if (sizes.replicate < 0 && sizes.shard < 0) {
+    return wrong(
+        "parallel.replicate", "both axes of the mesh are -1 (expected at most one of them to be)"
+    );
+  }
+  int& open = sizes.replicate < 0 ? sizes.replicate : sizes.shard;
+  const int fixed = sizes.replicate < 0 ? sizes.shard : sizes.replicate;
+  if (open < 0) {
+    open = world_size / fixed;
+  }
+  if (std::int64_t{sizes.replicate} * sizes.shard != world_size) {
+    return wrong(
+        parallel.shard < 0 ? "parallel.replicate" : "parallel.shard",
+        concat_text(
+            "a mesh of replicate = ",
+            parallel.replicate,
+            " by shard = ",
+            parallel.shard,
+            " does not hold ",
+            world_size,
+            world_size == 1 ? " rank" : " ranks",
+            " (expected a product of ",
+            world_size,
+            ")"
+        )
+    );
+  }
+  return sizes;
+}
+
+void check_world(const RunConfig& config, int world_size, ConfigProblems& problems) {
+  if (world_size <= 0) {
+    return;
+  }
+  const MeshSizes sizes = fit_mesh(config.parallel, world_size);
+  if (!sizes.problem.empty()) {
+    problems.add(sizes.key, sizes.problem);
+  }
+  const int supernodes = config.parallel.supernodes;
+  if (supernodes > 0 && world_size % supernodes != 0) {
+    problems.add(
+        "parallel.supernodes",
+        concat_text(
+            world_size,
+            world_size == 1 ? " rank cannot" : " ranks cannot",
+            " form ",
+            supernodes,
+            " supernodes of equal size (expected a divisor of ",
+            world_size,
+            ")"
+        )
+    );
+  }
+  if (config.batch.sync == Sync::kInner && config.parallel.replicate == 1) {
+    problems.add(
+        "batch.sync",
+        "inner reduces inside `shard` first and over `replicate` last, but parallel.replicate is 1 "
+        "(expected sync = \"every\" or \"last\", or a larger replicate)"
+    );
+  }
+  check_batch(config, world_size, problems);
+}
+
+}  // namespace internal
+
+std::vector<int> RunConfig::mesh_sizes(int world_size) const {
+  const internal::MeshSizes sizes = internal::fit_mesh(parallel, world_size);
+  HS_CHECK(sizes.problem.empty(), "train.config: ", sizes.key, ": ", sizes.problem);
+  return {sizes.replicate, sizes.shard};
+}
+
+}  // namespace hypershard::train

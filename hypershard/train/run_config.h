@@ -1,0 +1,188 @@
+// Why: everything a run depends on stands in one file, and a slip in it is found before any rank is
+// started. The structs are plain; the schema that fills, checks and documents them is bound here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hypershard/comm/world.h"
+#include "hypershard/core/config.h"
+#include "hypershard/layout/strategy.h"
+#include "hypershard/optim/schedule.h"
+#include "hypershard/shard/options.h"
+
+namespace hypershard::model {
+struct GptConfig;
+}
+
+namespace hypershard::train {
+
+struct RunSection {
+  std::string name;  ///< empty: the config file's name
+  std::string dir;   ///< empty: runs/<name>
+  std::int64_t seed = 1;
+  int threads = 0;  ///< 0: the host's cores by its ranks
+  bool pin_cores = true;
+};
+
+struct ModelSection {
+  std::string kind = "gpt";
+  std::int64_t layers = 4;
+  std::int64_t dim = 192;
+  std::int64_t heads = 6;
+  std::int64_t kv_heads = 0;    ///< 0: as many as heads
+  std::int64_t hidden_dim = 0;  ///< 0: 8/3 dim, rounded up to a multiple of 64
+  std::int64_t sequence = 256;
+  double rope_theta = 10'000;
+  bool tie_embeddings = true;
+  bool recompute = false;
+  double norm_eps = 1e-5;
+  double init_std = 0.02;
+};
+
+struct DataSection {
+  std::string path;
+  bool shuffle = true;
+};
+
+struct ParallelSection {
+  layout::Strategy strategy = layout::Strategy::kZero3;
+  int replicate = 1;
+  int shard = -1;  ///< -1: what is left
+  std::vector<std::string> units = {"blocks.*"};
+  bool reshard_after_forward = true;
+  int forward_prefetch = 1;
+  int backward_prefetch = 1;
+  int gradient_buffers = 2;
+  shard::Share share = shard::Share::kAuto;
+  comm::Backend backend = comm::Backend::kAuto;
+  int supernodes = 0;    ///< 0: by host
+  double timeout_s = 0;  ///< 0: HS_TIMEOUT_S
+};
+
+/// Names of dtypes; `auto` leaves the choice to shard::MixedPrecision.
+struct PrecisionSection {
+  std::string compute = "auto";
+  std::string storage = "auto";
+  std::string reduce = "auto";
+  std::string update = "auto";
+  std::string output = "auto";
+};
+
+enum class OptimizerKind : std::uint8_t { kAdamW, kSgd };
+
+struct OptimizerSection {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double lr = 1e-3;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double momentum = 0.9;
+  bool nesterov = false;
+  double clip_norm = 1.0;  ///< 0: no clipping
+  double clip_p = 2.0;     ///< 0: the largest absolute value
+};
+
+struct ScheduleSection {
+  std::int64_t steps = 1000;
+  std::int64_t warmup_steps = 50;
+  optim::Decay decay = optim::Decay::kCosine;
+  double min_lr_ratio = 0.1;
+};
+
+/// What is communicated between the micro-batches of a step.
+enum class Sync : std::uint8_t {
+  kEvery,  ///< each micro-batch is reduced: least memory
+  kLast,   ///< gradients stay local until the last: least communication, a whole gradient a rank
+  kInner,  ///< reduce inside `shard` each time, across `replicate` on the last
+};
+
+struct BatchSection {
+  std::int64_t global_batch = 16;
+  std::int64_t accumulation = 1;
+  Sync sync = Sync::kEvery;
+};
+
+struct EvalSection {
+  std::int64_t every = 200;       ///< 0: never during the run
+  std::int64_t tokens = 65'536;   ///< 0: all
+  std::int64_t final_tokens = 0;  ///< at the end; 0: all
+  bool at_end = true;
+};
+
+struct CheckpointSection {
+  std::int64_t every = 0;  ///< 0: never during the run
+  int keep = 2;            ///< 0: all
+  bool at_end = true;
+};
+
+struct LogSection {
+  std::string metrics;  ///< empty: <run.dir>/metrics.jsonl
+  std::int64_t every = 10;
+  std::string trace;  ///< empty: none
+  std::int64_t trace_first_step = 3;
+  std::int64_t trace_steps = 3;
+};
+
+/// Everything a training run is told.
+struct RunConfig {
+  RunSection run;
+  ModelSection model;
+  DataSection data;
+  ParallelSection parallel;
+  PrecisionSection precision;
+  OptimizerSection optimizer;
+  ScheduleSection schedule;
+  BatchSection batch;
+  EvalSection eval;
+  CheckpointSection checkpoint;
+  LogSection log;
+
+  /// Returns the sizes of the mesh axes {replicate, shard} for so many ranks.
+  /// Errors: InvalidArgument if they do not fit.
+  std::vector<int> mesh_sizes(int world_size) const;
+};
+
+/// Returns the shape of the model. Errors: InvalidArgument naming the field.
+model::GptConfig gpt_config(const RunConfig& config, std::int64_t vocab_size);
+
+/// A configuration with the schema that is bound to it.
+///
+/// load() fills, checks across keys (with the number of ranks, if it is known) and then writes what
+/// was left open (`run.name`, `model.kv_heads`, ...) into the fields, so that to_toml() is
+/// complete.
+class RunConfigFile {
+ public:
+  RunConfigFile();
+  RunConfigFile(const RunConfigFile&) = delete;
+  RunConfigFile& operator=(const RunConfigFile&) = delete;
+
+  /// Reads a file and `key=value` overrides. HS_SEED, HS_THREADS, HS_SHARE and HS_TRACE come last.
+  /// Errors: IoError, InvalidArgument listing every problem with file and line.
+  void load(const std::string& path, std::span<const std::string> overrides, int world_size);
+  /// The same from text, for tests; `name` stands for the file.
+  void load_text(
+      std::string_view text,
+      const std::string& name,
+      std::span<const std::string> overrides,
+      int world_size
+  );
+
+  RunConfig& config() { return config_; }
+  const RunConfig& config() const { return config_; }
+  const Schema& schema() const { return schema_; }
+  std::string to_toml() const { return schema_.to_toml(); }
+
+ private:
+  void add_checks();
+  void finish(const std::string& name);
+
+  RunConfig config_;
+  Schema schema_;
+  int world_size_ = 0;
+};
+
+}  // namespace hypershard::train

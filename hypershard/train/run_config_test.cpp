@@ -1,0 +1,153 @@
+// Checks that a slip in a run's configuration is refused with its place and a way out.
+#include "hypershard/train/run_config.h"
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "hypershard/core/error.h"
+
+namespace hypershard::train {
+namespace {
+
+constexpr const char* kSmallest = "[data]\npath = \"data/x\"\n";
+
+std::string problem_of(
+    const std::string& text, const std::vector<std::string>& overrides = {}, int world_size = 0
+) {
+  RunConfigFile file;
+  try {
+    file.load_text(text, "run.toml", overrides, world_size);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+void expect_problem(const std::string& problem, std::initializer_list<const char*> fragments) {
+  for (const char* fragment : fragments) {
+    EXPECT_NE(problem.find(fragment), std::string::npos) << "no '" << fragment << "' in:\n"
+                                                         << problem;
+  }
+}
+
+TEST(RunConfigTest, FillsWhatIsLeftOpen) {
+  RunConfigFile file;
+  file.load_text(kSmallest, "configs/tiny.toml", {}, 1);
+  const RunConfig& config = file.config();
+  EXPECT_EQ(config.run.name, "tiny");
+  EXPECT_EQ(config.run.dir, "runs/tiny");
+  EXPECT_EQ(config.log.metrics, "runs/tiny/metrics.jsonl");
+  EXPECT_EQ(config.model.kv_heads, config.model.heads);
+  EXPECT_EQ(config.model.hidden_dim, 512);  // 8/3 of 192
+}
+
+TEST(RunConfigTest, ResolvedTextReadsBackTheSame) {
+  RunConfigFile first;
+  first.load_text(kSmallest, "tiny.toml", std::vector<std::string>{"model.dim=96"}, 2);
+  RunConfigFile second;
+  second.load_text(first.to_toml(), "config.toml", {}, 2);
+  EXPECT_EQ(second.to_toml(), first.to_toml());
+  EXPECT_EQ(second.config().run.name, "tiny");
+  EXPECT_EQ(second.config().model.hidden_dim, 256);
+}
+
+TEST(RunConfigTest, OverridesComeAfterTheFile) {
+  RunConfigFile file;
+  file.load_text(
+      std::string(kSmallest) + "[schedule]\nsteps = 100\n",
+      "run.toml",
+      std::vector<std::string>{"schedule.steps=77", "parallel.strategy=hsdp"},
+      1
+  );
+  EXPECT_EQ(file.config().schedule.steps, 77);
+  EXPECT_EQ(file.config().parallel.strategy, layout::Strategy::kHsdp);
+}
+
+TEST(RunConfigTest, UnknownKeyNamesLineAndNearestKey) {
+  expect_problem(
+      problem_of(std::string(kSmallest) + "[model]\nlayer = 3\n"),
+      {"run.toml:4", "model.layer", "did you mean", "layers"}
+  );
+}
+
+TEST(RunConfigTest, WrongTypeNamesLineAndType) {
+  expect_problem(
+      problem_of(std::string(kSmallest) + "[schedule]\nsteps = \"many\"\n"),
+      {"run.toml:4", "schedule.steps", "integer"}
+  );
+}
+
+TEST(RunConfigTest, WrongWordListsTheWords) {
+  expect_problem(
+      problem_of(std::string(kSmallest) + "[parallel]\nstrategy = \"zero4\"\n"),
+      {"run.toml:4", "parallel.strategy", "zero3", "ddp"}
+  );
+}
+
+TEST(RunConfigTest, MissingDataPathIsNamed) {
+  expect_problem(problem_of("[model]\ndim = 192\n"), {"data.path"});
+}
+
+TEST(RunConfigTest, HeadsMustDivideTheWidth) {
+  expect_problem(
+      problem_of(std::string(kSmallest) + "[model]\ndim = 192\nheads = 5\n"),
+      {"run.toml:5", "5 heads", "192", "190 or 195"}
+  );
+}
+
+TEST(RunConfigTest, BatchMustBeDealtEvenly) {
+  expect_problem(
+      problem_of(std::string(kSmallest) + "[batch]\nglobal_batch = 16\n", {}, 3),
+      {"run.toml:4", "16 rows", "3 ranks", "15 or 18"}
+  );
+}
+
+TEST(RunConfigTest, MoreRanksThanRowsIsSaidSo) {
+  expect_problem(
+      problem_of(std::string(kSmallest) + "[batch]\nglobal_batch = 2\n", {}, 4),
+      {"fewer rows than parts", "2 rows", "4 ranks", "at least 4"}
+  );
+}
+
+TEST(RunConfigTest, MeshMustHoldTheRanks) {
+  expect_problem(
+      problem_of(kSmallest, {"parallel.replicate=2", "parallel.shard=3"}, 4),
+      {"parallel.shard", "replicate = 2", "shard = 3", "4 ranks"}
+  );
+}
+
+TEST(RunConfigTest, OpenAxisTakesWhatIsLeft) {
+  RunConfigFile file;
+  file.load_text(kSmallest, "run.toml", std::vector<std::string>{"parallel.replicate=2"}, 8);
+  EXPECT_EQ(file.config().mesh_sizes(8), (std::vector<int>{2, 4}));
+}
+
+TEST(RunConfigTest, OpenAxisMustDivide) {
+  expect_problem(
+      problem_of(kSmallest, {"parallel.replicate=3"}, 8), {"parallel.replicate", "8 ranks"}
+  );
+}
+
+TEST(RunConfigTest, WarmupMustFit) {
+  expect_problem(
+      problem_of(kSmallest, {"schedule.steps=10", "schedule.warmup_steps=11"}),
+      {"schedule.warmup_steps", "11", "10"}
+  );
+}
+
+TEST(RunConfigTest, EveryProblemIsListedAtOnce) {
+  expect_problem(
+      problem_of(std::string(kSmallest) + "[model]\nlayer = 3\ndim = -4\n"),
+      {"model.layer", "model.dim"}
+  );
+}
+
+TEST(RunConfigTest, InnerSyncNeedsReplicas) {
+  expect_problem(problem_of(kSmallest, {"batch.sync=inner"}, 2), {"batch.sync", "replicate"});
+}
+
+}  // namespace
+}  // namespace hypershard::train

@@ -1,0 +1,225 @@
+// Why: the report of a plan: what `hypershard explain` prints.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "hypershard/core/text.h"
+#include "hypershard/train/progress.h"
+#include "hypershard/train/run_plan.h"
+
+namespace hypershard::train {
+namespace {
+
+// Lines up columns; the first row is the head.
+class Table {
+ public:
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+  std::string text() const {
+    std::vector<std::size_t> widths;
+    for (const auto& row : rows_) {
+      widths.resize(std::max(widths.size(), row.size()), 0);
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        widths[i] = std::max(widths[i], row[i].size());
+      }
+    }
+    std::string text;
+    for (const auto& row : rows_) {
+      std::string line = " ";
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        line += " " + row[i];
+        if (i + 1 < row.size()) {
+          line += std::string(widths[i] - row[i].size() + 1, ' ');
+        }
+      }
+      text += line + "\n";
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string percent(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f%%", 100 * share);
+  return text;
+}
+
+std::string two_decimals(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f", value);
+  return text;
+}
+
+bool same_but_for_name(const GroupPlan& a, const GroupPlan& b) {
+  return std::tie(
+             a.num_params, a.numel, a.padding, a.storage, a.compute, a.reduce, a.update, a.runtime
+         ) ==
+         std::tie(
+             b.num_params, b.numel, b.padding, b.storage, b.compute, b.reduce, b.update, b.runtime
+         );
+}
+
+bool same_but_for_name(const UnitPlan& a, const UnitPlan& b) {
+  return a.reshards == b.reshards &&
+         std::equal(
+             a.groups.begin(),
+             a.groups.end(),
+             b.groups.begin(),
+             b.groups.end(),
+             [](const GroupPlan& x, const GroupPlan& y) { return same_but_for_name(x, y); }
+         );
+}
+
+std::string units_text(const RunPlan& plan) {
+  Table table;
+  table.add(
+      {"unit",
+       "params",
+       "elements",
+       "padding",
+       "max/mean",
+       "stored",
+       "computed",
+       "reduced",
+       "updated",
+       "runtime"}
+  );
+  for (std::size_t i = 0; i < plan.units.size();) {
+    std::size_t end = i + 1;
+    while (end < plan.units.size() && same_but_for_name(plan.units[i], plan.units[end])) {
+      ++end;
+    }
+    const UnitPlan& unit = plan.units[i];
+    std::string name = unit.path;
+    if (end - i > 1) {
+      name += concat_text(" ... ", plan.units[end - 1].path, " (", end - i, " alike)");
+    }
+    for (const GroupPlan& group : unit.groups) {
+      table.add(
+          {name,
+           std::to_string(group.num_params),
+           short_count(static_cast<double>(group.numel)),
+           percent(
+               group.numel == 0
+                   ? 0
+                   : static_cast<double>(group.padding) / static_cast<double>(group.numel)
+           ),
+           two_decimals(group.imbalance),
+           group.storage,
+           group.compute,
+           group.reduce,
+           group.update,
+           group.runtime}
+      );
+      name = "";  // further groups of the same unit
+    }
+    i = end;
+  }
+  return table.text();
+}
+
+std::string collectives_text(const RunPlan& plan) {
+  if (plan.collectives.empty()) {
+    return "  none: the layouts need no communication\n";
+  }
+  struct Sum {
+    std::int64_t count = 0;
+    std::int64_t payload = 0;
+    std::int64_t sent = 0;
+  };
+  std::map<std::tuple<Phase, std::string, comm::Op, layout::Tier>, Sum> sums;
+  for (const PlannedCollective& each : plan.collectives) {
+    Sum& sum = sums[{each.phase, each.axis, each.op, each.tier}];
+    ++sum.count;
+    sum.payload += each.payload_bytes;
+    sum.sent += each.sent_bytes;
+  }
+  Table table;
+  table.add({"when", "what", "communicator", "link", "calls", "payload", "sent a rank"});
+  for (const auto& [key, sum] : sums) {
+    table.add(
+        {to_text(std::get<0>(key)),
+         to_text(std::get<2>(key)),
+         std::get<1>(key),
+         std::get<3>(key) == layout::Tier::kIntra ? "inside a supernode" : "between supernodes",
+         std::to_string(sum.count),
+         short_bytes(sum.payload),
+         short_bytes(sum.sent)}
+    );
+  }
+  return table.text();
+}
+
+std::string memory_text(const MemoryPlan& memory) {
+  Table table;
+  const auto row = [&](const char* what, std::int64_t bytes, const char* note) {
+    if (bytes > 0) {
+      table.add({what, short_bytes(bytes), note});
+    }
+  };
+  row("runtime parameters", memory.runtime, "this rank's part");
+  row("unsharded parameters", memory.unsharded, "at most, in reused buffers");
+  row("update parameters",
+      memory.update,
+      "apart from the runtime ones, whose dtype or layout differs");
+  row("optimizer state", memory.optimizer, "");
+  row("gradients", memory.gradients, "reduced, as the optimizer reads them");
+  row("gradient buffers", memory.gradient_buffers, "of the units whose reduction is under way");
+  table.add({"sum", short_bytes(memory.own()), "and activations, which depend on the batch"});
+  row("shared parameters",
+      memory.shared_runtime,
+      "once for all ranks of a supernode, not in the sum");
+  return table.text();
+}
+
+}  // namespace
+
+std::string describe(const RunPlan& plan) {
+  std::string text = concat_text(
+      "model: ",
+      short_count(static_cast<double>(plan.parameters)),
+      " parameters, ",
+      short_count(plan.flops_per_token),
+      "FLOP a token, ",
+      short_count(plan.flops_per_token * static_cast<double>(plan.tokens_per_step)),
+      "FLOP a step of ",
+      plan.tokens_per_step,
+      " tokens\n"
+  );
+  const layout::Topology& topology = plan.mesh.topology();
+  text += concat_text(
+      "mesh: ",
+      plan.mesh,
+      "; ",
+      topology.world_size(),
+      topology.world_size() == 1 ? " rank in " : " ranks in ",
+      topology.num_supernodes(),
+      topology.num_supernodes() == 1 ? " supernode\n" : " supernodes\n"
+  );
+  text += concat_text("strategy: ", plan.strategy, "\n");
+  Table layouts;
+  layouts.add({"runtime", to_text(plan.layouts.runtime, plan.mesh)});
+  layouts.add({"gradient", to_text(plan.layouts.gradient, plan.mesh)});
+  layouts.add({"update", to_text(plan.layouts.update, plan.mesh)});
+  text += layouts.text();
+  text += concat_text("\nunits (", plan.units.size(), "):\n", units_text(plan));
+  if (!plan.why_not_shared.empty() && topology.world_size() > 1) {
+    text += "  not all parameters are shared between ranks: " + plan.why_not_shared + "\n";
+  }
+  text += concat_text(
+      "\ncollectives of a step, as rank ",
+      plan.rank,
+      " sees them (beside a few numbers for loss and norm):\n",
+      collectives_text(plan)
+  );
+  text += concat_text("\nmemory of rank ", plan.rank, ":\n", memory_text(plan.memory));
+  return text;
+}
+
+}  // namespace hypershard::train

@@ -1,0 +1,91 @@
+// Why: everything one rank needs for training, built in one order from the configuration: world,
+// mesh, data, model, shards, optimizer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "hypershard/comm/world.h"
+#include "hypershard/data/dataset.h"
+#include "hypershard/data/evaluation_dataset.h"
+#include "hypershard/data/prepare.h"
+#include "hypershard/model/gpt_config.h"
+#include "hypershard/shard/fully_shard.h"
+#include "hypershard/train/run_config.h"
+
+namespace hypershard::model {
+class GptImpl;
+}
+namespace hypershard::optim {
+class ShardedOptimizer;
+}
+
+namespace hypershard::train {
+
+/// Returns the options of fully_shard that a configuration asks for.
+shard::FullyShardOptions shard_options(const RunConfig& config);
+/// Returns the dtype that the model's parameters are made in.
+at::ScalarType parameter_dtype(const RunConfig& config);
+/// Returns the dtype that the model computes in.
+at::ScalarType compute_dtype(const RunConfig& config);
+/// Returns the mesh of a configuration: `shard`, and before it `replicate` where it matters.
+layout::DeviceMesh make_mesh(const RunConfig& config, const layout::Topology& topology);
+
+/// Joins the job as the configuration says. Collective: all ranks of the job.
+/// Errors: as comm::World::join.
+std::shared_ptr<comm::World> join_world(const RunConfig& config);
+
+/// Sets threads and memory policy of this process; `local_ranks` share the host.
+void set_up_process(const RunConfig& config, int local_ranks);
+
+/// Opened data, checked against the configuration.
+struct TrainingData {
+  data::PreparedData prepared;
+  std::optional<data::TokenDataset> train;
+  std::optional<data::EvaluationDataset>
+      evaluation;  ///< during the run; none without a held-out split
+  std::optional<data::EvaluationDataset> final_evaluation;
+};
+/// Opens the data. Errors: IoError, InvalidArgument: missing, damaged, too few tokens.
+TrainingData open_data(const RunConfig& config, int world_size);
+
+/// One rank's model, shards and optimizer.
+class Session {
+ public:
+  /// Collective: all ranks of the world.
+  Session(const RunConfig& config, std::shared_ptr<comm::World> world, TrainingData data);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const RunConfig& config() const { return config_; }
+  comm::World& world() const { return *world_; }
+  comm::Communicator& everyone() const { return *everyone_; }
+  const comm::ProcessMesh& mesh() const { return mesh_; }
+  const TrainingData& data() const { return data_; }
+  const model::GptConfig& shape() const { return shape_; }
+  model::GptImpl& model() const { return *model_; }
+  const shard::ShardedModel& sharded() const { return *sharded_; }
+  optim::ShardedOptimizer& optimizer() const { return *optimizer_; }
+
+  /// Gives the weights their first values. Collective.
+  void initialize() const;
+  /// Returns the learning rate of a step, counted from 0.
+  double learning_rate(std::int64_t step) const;
+  std::int64_t tokens_per_step() const;
+
+ private:
+  RunConfig config_;
+  std::shared_ptr<comm::World> world_;
+  std::shared_ptr<comm::Communicator> everyone_;
+  comm::ProcessMesh mesh_;
+  TrainingData data_;
+  model::GptConfig shape_;
+  std::shared_ptr<model::GptImpl> model_;
+  std::optional<shard::ShardedModel> sharded_;
+  std::unique_ptr<optim::ShardedOptimizer> optimizer_;
+};
+
+}  // namespace hypershard::train

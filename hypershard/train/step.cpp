@@ -1,0 +1,141 @@
+// Why: see step.h.
+#include "hypershard/train/step.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include <ATen/ops/zeros.h>
+
+#include "hypershard/core/error.h"
+#include "hypershard/core/process.h"
+#include "hypershard/core/trace.h"
+#include "hypershard/model/gpt.h"
+#include "hypershard/optim/optimizer.h"
+
+namespace hypershard::train {
+namespace {
+
+// Says which micro-batches communicate; see Sync.
+void set_sync(const Session& session, bool is_last) {
+  const Sync sync = session.config().batch.sync;
+  session.sharded().set_requires_gradient_sync(is_last || sync != Sync::kLast);
+  session.sharded().set_requires_all_reduce(is_last || sync != Sync::kInner);
+}
+
+// Runs forward and backward of all micro-batches and returns the sum of this rank's losses.
+double accumulate(const Session& session, std::int64_t step) {
+  const std::int64_t num_micro = session.config().batch.accumulation;
+  const data::TokenDataset& data = *session.data().train;
+  const int rank = session.world().rank();
+  const int size = session.world().size();
+  double sum = 0;
+  for (std::int64_t micro = 0; micro < num_micro; ++micro) {
+    set_sync(session, micro + 1 == num_micro);
+    data::Batch batch;
+    {
+      const TraceSpan span(TraceLane::kData, "batch");
+      batch = data.batch(step, micro, rank, size);
+    }
+    at::Tensor loss;
+    {
+      const TraceSpan span(TraceLane::kCompute, "forward");
+      loss = session.model().loss(batch.input, batch.target);
+    }
+    {
+      const TraceSpan span(TraceLane::kCompute, "backward");
+      loss.backward();
+    }
+    sum += loss.item<double>();
+  }
+  const bool is_last_batch = step + 1 == session.config().schedule.steps;
+  if (!is_last_batch) {
+    data.will_need(step + 1, 0, rank, size);
+  }
+  return sum;
+}
+
+struct Exchange {
+  double loss = 0;
+  bool stop = false;
+  bool failed = false;
+};
+
+// Adds up over all ranks what they must know of each other.
+Exchange exchange(const Session& session, double loss_sum, bool failed) {
+  at::Tensor sums = at::zeros({3}, at::kDouble);
+  double* values = sums.mutable_data_ptr<double>();
+  values[0] = loss_sum;
+  values[1] = stop_requested() ? 1 : 0;
+  values[2] = failed ? 1 : 0;
+  const TraceSpan span(TraceLane::kWait, "loss");
+  session.everyone().all_reduce(sums, comm::ReduceOp::kSum, "train.loss")->wait();
+  const double parts =
+      static_cast<double>(session.config().batch.accumulation) * session.world().size();
+  return {.loss = values[0] / parts, .stop = values[1] > 0, .failed = values[2] > 0};
+}
+
+[[noreturn]] void stop_at_non_finite(
+    const Session& session, std::int64_t step, const char* what, double value
+) {
+  std::string culprit = session.sharded().find_non_finite();
+  if (culprit.empty()) {
+    culprit = "all parameters and gradients are finite, so it arose in the forward";
+  } else {
+    culprit = "the first non-finite one is " + culprit;
+  }
+  const std::string text = concat_text(
+      "train: ",
+      what,
+      " of step ",
+      step + 1,
+      " is ",
+      value,
+      ": ",
+      culprit,
+      "\n  hint: lower optimizer.lr (now ",
+      session.learning_rate(step),
+      "), raise schedule.warmup_steps, or set optimizer.clip_norm; go on from an earlier "
+      "checkpoint "
+      "with --resume"
+  );
+  throw AgreedFailure(ErrorCode::kInvalidArgument, text);  // raw-throw: all ranks throw the same
+}
+
+double clip(const Session& session) {
+  const OptimizerSection& config = session.config().optimizer;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const TraceSpan span(TraceLane::kOptimizer, "clip");
+  return session.sharded().clip_grad_norm_(
+      config.clip_norm == 0 ? kInfinity : config.clip_norm,
+      config.clip_p == 0 ? kInfinity : config.clip_p
+  );
+}
+
+}  // namespace
+
+StepResult run_step(const Session& session, std::int64_t step, const LocalFailure& pending) {
+  session.sharded().zero_grad();
+  const double loss_sum = accumulate(session, step);
+  const Exchange all = exchange(session, loss_sum, pending.failed);
+  if (all.failed) {
+    agree(session.everyone(), pending);
+  }
+  if (!std::isfinite(all.loss)) {
+    stop_at_non_finite(session, step, "the loss", all.loss);
+  }
+  const double norm = clip(session);
+  if (!std::isfinite(norm)) {
+    stop_at_non_finite(session, step, "the gradient norm", norm);
+  }
+  const double lr = session.learning_rate(step);
+  {
+    const TraceSpan span(TraceLane::kOptimizer, "step");
+    session.optimizer().set_lr(lr);
+    session.optimizer().step();
+  }
+  return {.loss = all.loss, .grad_norm = norm, .lr = lr, .stop = all.stop};
+}
+
+}  // namespace hypershard::train

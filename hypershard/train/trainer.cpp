@@ -1,0 +1,329 @@
+// Why: see trainer.h. The loop is a class because its parts share a dozen values; each part is a
+// short function.
+#include "hypershard/train/trainer.h"
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unistd.h>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+
+#include "hypershard/checkpoint/checkpoint.h"
+#include "hypershard/comm/c10d/process_world.h"
+#include "hypershard/core/clock.h"
+#include "hypershard/core/error.h"
+#include "hypershard/core/log.h"
+#include "hypershard/core/process.h"
+#include "hypershard/core/trace.h"
+#include "hypershard/data/tokenizer.h"
+#include "hypershard/model/gpt_config.h"
+#include "hypershard/optim/optimizer.h"
+#include "hypershard/train/agreement.h"
+#include "hypershard/train/comm_meter.h"
+#include "hypershard/train/evaluate.h"
+#include "hypershard/train/exit_code.h"
+#include "hypershard/train/gemm_peak.h"
+#include "hypershard/train/metrics.h"
+#include "hypershard/train/process_memory.h"
+#include "hypershard/train/progress.h"
+#include "hypershard/train/run_facts.h"
+#include "hypershard/train/session.h"
+#include "hypershard/train/step.h"
+#include "hypershard/train/trace_window.h"
+
+namespace hypershard::train {
+namespace {
+
+class Trainer {
+ public:
+  Trainer(const TrainRequest& request, std::shared_ptr<comm::World> world)
+      : request_(request), world_(std::move(world)), folder_(config().run.dir) {}
+
+  /// Collective. Returns the exit code.
+  int run();
+
+ private:
+  const RunConfig& config() const { return request_.config->config(); }
+  bool is_first() const { return world_->rank() == 0; }
+  bool is_due(std::int64_t every) const { return every > 0 && step_ % every == 0; }
+  bool is_last() const { return step_ == config().schedule.steps; }
+
+  void set_up();
+  void open_folder();
+  void load_or_initialize();
+  void measure_peak();
+  void announce();
+  void train();
+  StepMetrics measure(const StepResult& result, double step_s);
+  void report(StepMetrics metrics, const std::optional<Evaluation>& evaluation);
+  std::optional<Evaluation> evaluate_if_due();
+  void save_checkpoint();
+  void finish();
+
+  const TrainRequest& request_;
+  std::shared_ptr<comm::World> world_;
+  RunFolder folder_;
+  std::optional<Session> session_;
+  std::optional<CommMeter> comm_meter_;
+  std::optional<MetricsWriter> metrics_;     // rank 0
+  std::optional<ProgressPrinter> progress_;  // rank 0
+  std::optional<TraceWindow> trace_;
+  RunFacts facts_;
+  LocalFailure failure_;         // of rank 0's files, told to all in the next step
+  std::int64_t step_ = 0;        // steps done
+  std::int64_t first_step_ = 0;  // steps done when this process began
+  std::int64_t saved_step_ = -1;
+  bool stopped_ = false;
+  Stopwatch since_start_;
+  std::int64_t exposed_before_ns_ = 0;
+  std::optional<double> eval_loss_;
+};
+
+int Trainer::run() {
+  set_up();
+  train();
+  finish();
+  return stopped_ && !is_last() ? kExitInterrupted : kExitOk;
+}
+
+void Trainer::set_up() {
+  comm::Communicator& everyone = *world_->world_communicator();
+  set_up_process(config(), comm::launch_info(*world_).local_world_size);
+  run_on_first(everyone, [&] { folder_.check(request_.folder_policy); });
+  TrainingData data;
+  run_together(everyone, [&] { data = open_data(config(), world_->size()); });
+  run_together(everyone, [&] { session_.emplace(config(), world_, std::move(data)); });
+  run_together(everyone, [&] { load_or_initialize(); });
+  run_on_first(everyone, [&] { open_folder(); });
+  comm_meter_.emplace(session_->sharded(), everyone);
+  measure_peak();
+  if (!config().log.trace.empty()) {
+    trace_.emplace(config().log, *world_);
+  }
+  run_on_first(everyone, [&] { announce(); });
+}
+
+void Trainer::load_or_initialize() {
+  if (request_.checkpoint.empty()) {
+    session_->initialize();
+    return;
+  }
+  const checkpoint::TrainState state = checkpoint::load(
+      request_.checkpoint, session_->sharded(), &session_->optimizer(), session_->mesh()
+  );
+  step_ = first_step_ = saved_step_ = state.step;
+}
+
+void Trainer::open_folder() {
+  folder_.prepare(request_.folder_policy);
+  write_text_file(folder_.config_path(), request_.config->to_toml());
+  data::load_tokenizer(session_->data().prepared.dir)->save(folder_.path());
+  metrics_.emplace(config().log.metrics, step_);
+  progress_.emplace(STDOUT_FILENO, config().log.every);
+}
+
+void Trainer::measure_peak() {
+  // A resumed run keeps the peak that it began with, so that its MFU does not jump.
+  if (is_first() && request_.folder_policy == FolderPolicy::kResume) {
+    facts_ = read_facts_if_any(folder_.facts_path());
+  }
+  at::Tensor known = at::zeros({1}, at::kDouble);
+  *known.mutable_data_ptr<double>() =
+      facts_.world_size == world_->size() ? facts_.gemm_peak_flops_per_s : 0;
+  session_->everyone().broadcast(known, 0, "train.gemm_peak")->wait();
+  GemmPeak peak{.flops_per_s = *known.const_data_ptr<double>()};
+  if (peak.flops_per_s == 0) {
+    const std::int64_t rows = config().batch.global_batch * config().model.sequence /
+                              (config().batch.accumulation * world_->size());
+    peak = measure_gemm_peak(
+        session_->everyone(),
+        {.rows = rows, .inner = session_->shape().dim, .columns = session_->shape().hidden_dim},
+        compute_dtype(config())
+    );
+    facts_.gemm_dtype = peak.dtype;
+    facts_.gemm_shape = {peak.shape.rows, peak.shape.inner, peak.shape.columns};
+  }
+  facts_.gemm_peak_flops_per_s = peak.flops_per_s;
+}
+
+void Trainer::announce() {
+  fill_facts(facts_, *session_);
+  write_text_file(folder_.facts_path(), to_json(facts_) + "\n");
+  if (config().log.every > 0) {
+    for (const std::string& line : describe_facts(facts_, *session_)) {
+      progress_->print(line);
+    }
+    if (first_step_ > 0) {
+      progress_->print(concat_text("going on after step ", first_step_));
+    }
+  }
+}
+
+void Trainer::train() {
+  since_start_.restart();
+  exposed_before_ns_ = comm_meter_->exposed_ns();
+  while (!is_last() && !stopped_) {
+    if (trace_) {
+      trace_->begin_step(step_ - first_step_ + 1);
+    }
+    session_->sharded().reset_counters();
+    const Stopwatch watch;
+    const StepResult result = run_step(*session_, step_, failure_);
+    ++step_;
+    const StepMetrics metrics = measure(result, watch.elapsed_s());
+    stopped_ = result.stop;
+    const std::optional<Evaluation> evaluation = evaluate_if_due();
+    failure_ = catch_failure([&] { report(metrics, evaluation); });
+    if (is_due(config().checkpoint.every)) {
+      save_checkpoint();
+    }
+    if (trace_) {
+      trace_->end_step(step_ - first_step_);
+    }
+    exposed_before_ns_ = comm_meter_->exposed_ns();
+  }
+}
+
+StepMetrics Trainer::measure(const StepResult& result, double step_s) {
+  const shard::Counters& counters = session_->sharded().counters();
+  const auto exposed = static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_);
+  at::Tensor sums = at::zeros({7}, at::kDouble);
+  double* sum = sums.mutable_data_ptr<double>();
+  const std::int64_t own[] = {
+      counters.copied_bytes,
+      counters.accumulated_bytes,
+      counters.gathered_bytes,
+      counters.reduced_bytes,
+      counters.published_bytes
+  };
+  std::transform(std::begin(own), std::end(own), sum, [](std::int64_t value) {
+    return static_cast<double>(value);
+  });
+  sum[5] = exposed;
+  sum[6] = step_s;
+  at::Tensor largest = at::zeros({1}, at::kDouble);
+  *largest.mutable_data_ptr<double>() = static_cast<double>(peak_resident_bytes());
+  comm::Communicator& everyone = session_->everyone();
+  const comm::WorkPtr summing = everyone.all_reduce(sums, comm::ReduceOp::kSum, "train.report");
+  everyone.all_reduce(largest, comm::ReduceOp::kMax, "train.report")->wait();
+  summing->wait();
+
+  StepMetrics metrics;
+  metrics.step = step_;
+  metrics.loss = result.loss;
+  metrics.lr = result.lr;
+  metrics.grad_norm = result.grad_norm;
+  const double mean_s = sum[6] / world_->size();
+  metrics.step_ms = mean_s * 1000;
+  metrics.tokens_per_s = static_cast<double>(session_->tokens_per_step()) / mean_s;
+  if (facts_.gemm_peak_flops_per_s > 0) {
+    const double flops = model::flops_per_token(session_->shape(), config().model.sequence);
+    metrics.mfu = flops * metrics.tokens_per_s / facts_.gemm_peak_flops_per_s;
+  }
+  metrics.exposed_comm_share = sum[5] * 1e-9 / sum[6];
+  metrics.peak_bytes = static_cast<std::int64_t>(*largest.const_data_ptr<double>());
+  metrics.tokens_seen = step_ * session_->tokens_per_step();
+  metrics.copied_bytes = static_cast<std::int64_t>(sum[0]);
+  metrics.accumulated_bytes = static_cast<std::int64_t>(sum[1]);
+  metrics.gathered_bytes = static_cast<std::int64_t>(sum[2]);
+  metrics.reduced_bytes = static_cast<std::int64_t>(sum[3]);
+  metrics.published_bytes = static_cast<std::int64_t>(sum[4]);
+  return metrics;
+}
+
+std::optional<Evaluation> Trainer::evaluate_if_due() {
+  const TrainingData& data = session_->data();
+  if (is_last() && data.final_evaluation) {
+    return evaluate(*session_, *data.final_evaluation);
+  }
+  if (data.evaluation && is_due(config().eval.every) && !stopped_) {
+    return evaluate(*session_, *data.evaluation);
+  }
+  return std::nullopt;
+}
+
+void Trainer::report(StepMetrics metrics, const std::optional<Evaluation>& evaluation) {
+  if (!is_first()) {
+    return;
+  }
+  if (evaluation) {
+    metrics.eval_loss = evaluation->loss;
+    metrics.eval_nats_a_byte = evaluation->nats_a_byte;
+    eval_loss_ = evaluation->nats_a_byte;
+  }
+  metrics_->write(metrics);
+  const double per_step_s = since_start_.elapsed_s() / static_cast<double>(step_ - first_step_);
+  const ProgressState state{
+      .steps = config().schedule.steps,
+      .eval_loss = eval_loss_,
+      .remaining_s = per_step_s * static_cast<double>(config().schedule.steps - step_)
+  };
+  progress_->show(metrics, state, evaluation.has_value() || is_last() || step_ == first_step_ + 1);
+}
+
+void Trainer::save_checkpoint() {
+  const TraceSpan span(TraceLane::kCheckpoint, "save");
+  run_together(session_->everyone(), [&] {
+    checkpoint::save(
+        folder_.checkpoint_dir(),
+        session_->sharded(),
+        &session_->optimizer(),
+        {.step = step_,
+         .seed = static_cast<std::uint64_t>(config().run.seed),
+         .config_toml = request_.config->to_toml()},
+        session_->mesh()
+    );
+  });
+  saved_step_ = step_;
+  run_on_first(session_->everyone(), [&] {
+    checkpoint::prune(folder_.checkpoint_dir(), config().checkpoint.keep);
+  });
+}
+
+void Trainer::finish() {
+  agree(session_->everyone(), failure_);
+  if (config().checkpoint.at_end && saved_step_ != step_) {
+    save_checkpoint();
+  }
+  if (trace_) {
+    run_together(session_->everyone(), [&] { trace_->write(session_->everyone()); });
+  }
+  if (is_first() && config().log.every > 0) {
+    progress_->finish();
+    progress_->print(concat_text(
+        stopped_ && !is_last() ? "stopped after step " : "done: step ",
+        step_,
+        " in ",
+        short_duration(since_start_.elapsed_s()),
+        eval_loss_ ? concat_text(", held-out loss ", *eval_loss_, " nats a byte") : std::string()
+    ));
+  }
+}
+
+}  // namespace
+
+int run_training(const TrainRequest& request) {
+  const std::shared_ptr<comm::World> world = join_world(request.config->config());
+  try {
+    int exit_code = kExitOk;
+    {
+      Trainer trainer(request, world);
+      exit_code = trainer.run();
+    }
+    world->shutdown();
+    return exit_code;
+  } catch (const AgreedFailure&) {
+    world->shutdown();
+    throw;
+  } catch (const std::exception& error) {
+    comm::report_failure(*world, error.what());
+    throw;
+  }
+}
+
+}  // namespace hypershard::train

@@ -1,0 +1,185 @@
+"""What a training run does when all is well."""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+import program
+from program import PROGRAM, losses, metrics
+
+FP64 = ("--set", "precision.compute=fp64")
+
+
+class TrainTest(program.ProgramTest):
+
+    def test_two_ranks_give_the_losses_of_one(self):
+        _, one = self.train_well(*FP64)
+        for sets in ((), ("--set", "parallel.backend=c10d"), ("--set", "parallel.share=off"),
+                     ("--set", "parallel.strategy=ddp"), ("--set", "parallel.strategy=zero2")):
+            with self.subTest(sets=sets):
+                _, two = self.train_well("--ranks", 2, *FP64, *sets)
+                self.assert_close(losses(two), losses(one), 1e-10)
+
+    def test_accumulation_gives_the_losses_of_one_batch(self):
+        _, whole = self.train_well(*FP64)
+        for sync in ("every", "last"):
+            with self.subTest(sync=sync):
+                _, parts = self.train_well("--ranks", 2, *FP64, "--set", "batch.accumulation=3",
+                                           "--set", f"batch.sync={sync}")
+                self.assert_close(losses(parts), losses(whole), 1e-10)
+
+    def test_pretended_supernodes_give_the_losses_of_one(self):
+        _, one = self.train_well(*FP64)
+        _, four = self.train_well("--ranks", 4, *FP64, "--set", "parallel.strategy=hsdp",
+                                  "--set", "parallel.replicate=2", "--set", "parallel.supernodes=2")
+        self.assert_close(losses(four), losses(one), 1e-10)
+
+    def test_loss_falls(self):
+        _, run = self.train_well("--set", "schedule.steps=40")
+        self.assertGreater(losses(run)[0], 5.3)
+        self.assertLess(losses(run)[-1], 4.0)
+
+    def test_metrics_tell_what_a_step_was_like(self):
+        _, run = self.train_well("--ranks", 2)
+        lines = metrics(run)
+        self.assertEqual([line["step"] for line in lines], [1, 2, 3, 4, 5, 6])
+        for line in lines:
+            self.assertEqual(line["tokens_seen"], line["step"] * 12 * 32)
+            self.assertGreater(line["lr"], 0)
+            self.assertGreater(line["grad_norm"], 0)
+            self.assertGreater(line["step_ms"], 0)
+            self.assertGreater(line["tokens_per_s"], 0)
+            self.assertGreater(line["mfu"], 0)
+            self.assertGreaterEqual(line["exposed_comm_share"], 0)
+            self.assertLessEqual(line["exposed_comm_share"], 1)
+            self.assertGreater(line["peak_bytes"], 1 << 20)
+            self.assertEqual(line["copied_bytes"], 0)
+        self.assertEqual([line["eval_loss"] is None for line in lines],
+                         [True, True, False, True, True, False])
+
+    def test_resolved_configuration_gives_the_same_run(self):
+        _, first = self.train_well("--set", "model.dim=48")
+        again = self.new_run()
+        result = self.run_program("train", os.path.join(first, "config.toml"),
+                                  "--set", f"run.dir={again}", "--set", "log.metrics=")
+        self.assertEqual(result.code, 0, result)
+        self.assertEqual(losses(again), losses(first))
+
+    def test_facts_of_the_run_are_kept(self):
+        _, run = self.train_well("--ranks", 2)
+        with open(os.path.join(run, "run.json"), encoding="utf-8") as file:
+            facts = json.load(file)
+        self.assertEqual(facts["world_size"], 2)
+        self.assertGreater(facts["gemm_peak_flops_per_s"], 0)
+        self.assertEqual(facts["tokens_per_step"], 12 * 32)
+
+    def test_trace_has_the_spans_of_units_on_every_rank(self):
+        path = os.path.join(self.folder, "trace.json")
+        self.train_well("--ranks", 2, "--trace", path)
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        spans = {(event["pid"], event["name"]) for event in events if event.get("ph") == "X"}
+        for rank in (0, 1):
+            names = {name for pid, name in spans if pid == rank}
+            self.assertTrue(any("blocks.1" in name for name in names), sorted(names))
+            self.assertIn("backward", names)
+        self.assertEqual([name for name in os.listdir(self.folder) if ".rank" in name], [])
+
+    def test_progress_line_comes_every_n_steps(self):
+        result, _ = self.train_well("--set", "log.every=4", "--set", "eval.every=0")
+        steps = [line.split()[1] for line in result.out.splitlines() if line.startswith("step")]
+        self.assertEqual(steps, ["1/6", "4/6", "6/6"], result)
+
+    def test_dry_run_starts_nothing(self):
+        result, run = self.train("--ranks", 2, "--dry-run")
+        self.assertEqual(result.code, 0, result)
+        self.assertIn("heads = 2", result.out)
+        self.assertFalse(os.path.exists(run))
+
+    def test_torchrun_starts_the_same_program(self):
+        _, ours = self.train_well("--ranks", 2, *FP64)
+        run = self.new_run()
+        config = self.write_config(program.TINY_CONFIG, run)
+        probe = subprocess.run([sys.executable, "-c", "import torch.distributed.run"],
+                               capture_output=True, timeout=60)
+        if probe.returncode != 0:
+            self.skipTest("this python has no torch.distributed.run")
+        result = self.run_command([
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+            "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+            "--no-python", PROGRAM, "train", config, *FP64])
+        self.assertEqual(result.code, 0, result)
+        self.assertEqual(losses(run), losses(ours))
+
+
+class ResumeTest(program.ProgramTest):
+
+    def check_resume(self, *args):
+        _, whole = self.train_well(*args)
+        _, half = self.train_well(*args, "--set", "checkpoint.every=3", "--set", "checkpoint.keep=0")
+        middle = os.path.join(half, "checkpoints", "step-00000003")
+        result = self.run_program("train", "--resume", middle, *args)
+        self.assertEqual(result.code, 0, result)
+        ignored = ("step_ms", "tokens_per_s", "mfu", "exposed_comm_share", "peak_bytes")
+        def comparable(run):
+            return [{name: value for name, value in line.items() if name not in ignored
+                     and not name.endswith("_bytes")} for line in metrics(run)]
+        self.assertEqual(comparable(half), comparable(whole))
+
+    def test_resumed_run_continues_bit_for_bit_on_one_rank(self):
+        self.check_resume()
+
+    def test_resumed_run_continues_bit_for_bit_on_two_ranks(self):
+        self.check_resume("--ranks", 2)
+
+    def test_finished_run_has_nothing_left_to_do(self):
+        _, run = self.train_well()
+        before = metrics(run)
+        result = self.run_program("train", "--resume", run)
+        self.assertEqual(result.code, 0, result)
+        self.assertEqual(metrics(run), before)
+
+    def test_longer_schedule_goes_on(self):
+        _, run = self.train_well("--set", "schedule.decay=constant")
+        result = self.run_program("train", "--resume", run, "--set", "schedule.steps=8")
+        self.assertEqual(result.code, 0, result)
+        self.assertEqual([line["step"] for line in metrics(run)], list(range(1, 9)))
+
+    def test_existing_run_is_replaced_only_if_told(self):
+        _, run = self.train_well()
+        config = self.write_config(program.TINY_CONFIG, run)
+        refused = self.run_program("train", config)
+        self.assert_fails(refused, 2, "holds a run already", "--resume", "--overwrite")
+        replaced = self.run_program("train", config, "--overwrite", "--set", "schedule.steps=2")
+        self.assertEqual(replaced.code, 0, replaced)
+        self.assertEqual(len(metrics(run)), 2)
+
+    def test_old_checkpoints_are_removed(self):
+        _, run = self.train_well("--set", "checkpoint.every=1", "--set", "checkpoint.keep=2")
+        kept = [name for name in os.listdir(os.path.join(run, "checkpoints"))
+                if name.startswith("step-")]
+        self.assertEqual(sorted(kept), ["step-00000005", "step-00000006"])
+
+
+class SampleTest(program.ProgramTest):
+
+    def test_same_seed_gives_the_same_text(self):
+        _, run = self.train_well("--ranks", 2, "--set", "schedule.steps=30")
+        def sample(*args):
+            result = self.run_program("sample", run, "--prompt", "the king", "--tokens", 60, *args)
+            self.assertEqual(result.code, 0, result)
+            return result.out
+        first = sample("--seed", 3)
+        self.assertTrue(first.startswith("the king"), first)
+        self.assertEqual(sample("--seed", 3), first)
+        self.assertNotEqual(sample("--seed", 4), first)
+
+    def test_run_without_checkpoint_is_refused(self):
+        _, run = self.train_well("--set", "checkpoint.at_end=false")
+        self.assert_fails(self.run_program("sample", run), 2, "run without a checkpoint")
+
+
+if __name__ == "__main__":
+    unittest.main()
