@@ -39,7 +39,7 @@ class CheckpointFaultsTest : public ::testing::Test {
  protected:
   // A checkpoint of two ranks at step 2, and one of step 1 before it.
   void SetUp() override {
-    on_ranks({.ranks = 2}, [&](Run& run) {
+    on_ranks({.ranks = 2}, [&](test::Run& run) {
       run.train(0, 1);
       run.save_to(folder_.path(), 1);
       run.train(1, 2);
@@ -51,7 +51,7 @@ class CheckpointFaultsTest : public ::testing::Test {
   template <class Type = IoError>
   std::string refusal(const std::string& path, int ranks = 2) {
     std::vector<std::string> texts(static_cast<std::size_t>(ranks));
-    on_ranks({.ranks = ranks, .other_values = true}, [&](Run& run) {
+    on_ranks({.ranks = ranks, .other_values = true}, [&](test::Run& run) {
       const at::Tensor before = run.sharded->full_parameter("embed");
       texts[static_cast<std::size_t>(run.mesh.rank())] =
           thrown_text<Type>([&] { run.load_from(path); });
@@ -105,7 +105,7 @@ TEST_F(CheckpointFaultsTest, TruncatedLengthenedAndMissingFilesAreRefused) {
   fs::remove(file);
   expect_part(refusal(folder_.path(), 3), file);
   put(file, good);
-  on_ranks({.ranks = 2}, [&](Run& run) { EXPECT_EQ(run.load_from(folder_.path()).step, 2); });
+  on_ranks({.ranks = 2}, [&](test::Run& run) { EXPECT_EQ(run.load_from(folder_.path()).step, 2); });
 }
 
 TEST_F(CheckpointFaultsTest, SingleProcessReadersRefuseTheSame) {
@@ -123,7 +123,7 @@ TEST_F(CheckpointFaultsTest, UnfinishedCheckpointIsNeverRead) {
   fs::copy(newest_, partial);
   expect_part(refusal(partial), "unfinished");
   expect_part(refusal(partial + "/"), "unfinished");
-  on_ranks({.ranks = 2}, [&](Run& run) { EXPECT_EQ(run.load_from(folder_.path()).step, 2); });
+  on_ranks({.ranks = 2}, [&](test::Run& run) { EXPECT_EQ(run.load_from(folder_.path()).step, 2); });
 }
 
 TEST_F(CheckpointFaultsTest, LatestMustNameACheckpointOfTheFolder) {
@@ -136,7 +136,7 @@ TEST_F(CheckpointFaultsTest, LatestMustNameACheckpointOfTheFolder) {
   put(folder_ / "latest", "step-00000007");
   expect_part(refusal(folder_.path()), "names step-00000007, which is not there or not whole");
   put(folder_ / "latest", "step-00000001");
-  on_ranks({.ranks = 2}, [&](Run& run) { EXPECT_EQ(run.load_from(folder_.path()).step, 1); });
+  on_ranks({.ranks = 2}, [&](test::Run& run) { EXPECT_EQ(run.load_from(folder_.path()).step, 1); });
   fs::remove(folder_ / "latest");
   EXPECT_EQ(find_latest(folder_.path()), "");
   expect_part(refusal(folder_.path()), "neither a checkpoint nor a 'latest' file");
@@ -146,7 +146,7 @@ TEST_F(CheckpointFaultsTest, LatestMustNameACheckpointOfTheFolder) {
 TEST_F(CheckpointFaultsTest, StaleLeftoversDoNotDisturbASave) {
   fs::create_directories(folder_ / "step-00000003.tmp/weights-00000.safetensors");
   put(folder_ / "step-00000003.tmp/garbage", "x");
-  on_ranks({.ranks = 2}, [&](Run& run) { run.save_to(folder_.path(), 3); });
+  on_ranks({.ranks = 2}, [&](test::Run& run) { run.save_to(folder_.path(), 3); });
   EXPECT_FALSE(fs::exists(folder_ / "step-00000003.tmp"));
   EXPECT_FALSE(fs::exists(folder_ / "step-00000003/garbage"));
   EXPECT_EQ(find_latest(folder_.path()), folder_ / "step-00000003");
@@ -154,7 +154,7 @@ TEST_F(CheckpointFaultsTest, StaleLeftoversDoNotDisturbASave) {
 
 TEST_F(CheckpointFaultsTest, SameStepIsReplaced) {
   const auto before = test::by_name(read_weights(newest_));
-  on_ranks({.ranks = 3}, [&](Run& run) {
+  on_ranks({.ranks = 3}, [&](test::Run& run) {
     run.train(0, 3);
     run.save_to(folder_.path(), 2);
   });
@@ -164,7 +164,7 @@ TEST_F(CheckpointFaultsTest, SameStepIsReplaced) {
 }
 
 TEST_F(CheckpointFaultsTest, PruneKeepsTheNewestAndTheLatest) {
-  on_ranks({.ranks = 1}, [&](Run& run) {
+  on_ranks({.ranks = 1}, [&](test::Run& run) {
     for (const std::int64_t step : {3, 4, 123456789}) {
       run.save_to(folder_.path(), step);
     }
@@ -234,13 +234,13 @@ TEST_F(CheckpointFaultsTest, ModelThatTiesOtherwiseIsRefused) {
 }
 
 TEST_F(CheckpointFaultsTest, StateOfAnotherOptimizerIsRefused) {
-  on_ranks({.ranks = 2, .sgd = true}, [&](Run& run) {
+  on_ranks({.ranks = 2, .sgd = true}, [&](test::Run& run) {
     const std::string text = thrown_text<InvalidArgument>([&] { run.load_from(folder_.path()); });
     expect_part(text, "adamw");
     expect_part(text, "sgd");
   });
   const ScratchFolder other;
-  on_ranks({.ranks = 2}, [&](Run& run) {
+  on_ranks({.ranks = 2}, [&](test::Run& run) {
     save(other.path(), *run.sharded, nullptr, {.step = 1}, run.mesh);
     expect_part(
         thrown_text<InvalidArgument>([&] { run.load_from(other.path()); }),
@@ -252,7 +252,7 @@ TEST_F(CheckpointFaultsTest, StateOfAnotherOptimizerIsRefused) {
 
 TEST_F(CheckpointFaultsTest, MissingMomentumIsNamed) {
   const ScratchFolder other;
-  on_ranks({.ranks = 2}, [&](Run& run) {
+  on_ranks({.ranks = 2}, [&](test::Run& run) {
     optim::Sgd plain(*run.sharded, {.lr = 0.01});
     run.optimizer->zero_grad();
     shard::test::loss_of(run.model->forward(shard::test::rows_of(
@@ -270,7 +270,7 @@ TEST_F(CheckpointFaultsTest, MissingMomentumIsNamed) {
 }
 
 TEST_F(CheckpointFaultsTest, LoadDuringAForwardIsRefusedOnAllRanks) {
-  on_ranks({.ranks = 2}, [&](Run& run) {
+  on_ranks({.ranks = 2}, [&](test::Run& run) {
     const at::Tensor loss = shard::test::loss_of(run.model->forward(
         shard::test::rows_of(shard::test::make_inputs(12, 7, 0), run.mesh.rank(), 2)
     ));
@@ -307,7 +307,7 @@ class SmallFiles {
 TEST_F(CheckpointFaultsTest, FullDiskFailsOnAllRanksAndKeepsTheOlderCheckpoint) {
   // Replicas write nothing and must fail all the same.
   const Setup setup{.ranks = 4, .replicate = 2, .strategy = Strategy::kHsdp};
-  on_ranks(setup, [&](Run& run) {
+  on_ranks(setup, [&](test::Run& run) {
     run.train(0, 1);
     run.mesh.world().world_communicator()->barrier()->wait();
     std::string text;
@@ -337,7 +337,7 @@ TEST_F(CheckpointFaultsTest, FullDiskFailsOnAllRanksAndKeepsTheOlderCheckpoint) 
 
 TEST_F(CheckpointFaultsTest, DirectoryThatCannotBeMadeFailsOnAllRanks) {
   put(folder_ / "file", "not a folder");
-  on_ranks({.ranks = 3}, [&](Run& run) {
+  on_ranks({.ranks = 3}, [&](test::Run& run) {
     const std::string text = thrown_text<IoError>([&] { run.save_to(folder_ / "file/below", 3); });
     expect_part(text, "on rank 0");
     expect_part(text, "file/below");
@@ -346,7 +346,7 @@ TEST_F(CheckpointFaultsTest, DirectoryThatCannotBeMadeFailsOnAllRanks) {
 
 TEST_F(CheckpointFaultsTest, DifferentOptimizersOnRanksAreNoticed) {
   const ScratchFolder other;
-  on_ranks({.ranks = 2}, [&](Run& run) {
+  on_ranks({.ranks = 2}, [&](test::Run& run) {
     run.train(0, 1);
     if (run.mesh.rank() == 1) {
       run.optimizer->set_num_steps(5);

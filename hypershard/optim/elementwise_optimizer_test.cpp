@@ -30,6 +30,7 @@ namespace hypershard::optim {
 namespace {
 
 using layout::Strategy;
+using shard::fully_shard;
 using shard::FullyShardOptions;
 using shard::ShardedModel;
 using shard::UpdatePiece;

@@ -1,12 +1,12 @@
 // See buffer_pool.h.
 #include "hypershard/shard/buffer_pool.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 namespace hypershard::shard {
 
@@ -23,7 +23,8 @@ void poison(const at::Tensor& buffer) {
 
 at::Tensor BufferPool::acquire(std::int64_t bytes, c10::Device device) {
   counters_->live_unsharded_bytes += bytes;
-  counters_->peak_unsharded_bytes = std::max(counters_->peak_unsharded_bytes, counters_->live_unsharded_bytes);
+  counters_->peak_unsharded_bytes =
+      std::max(counters_->peak_unsharded_bytes, counters_->live_unsharded_bytes);
   std::vector<at::Tensor>& free = free_[bytes];
   at::Tensor buffer;
   if (free.empty()) {
@@ -46,13 +47,17 @@ void BufferPool::release(at::Tensor buffer) {
   free_[buffer.numel()].push_back(std::move(buffer));
 }
 
-at::Tensor flat_tensor(void* data, std::int64_t numel, c10::ScalarType dtype, std::shared_ptr<void> owner) {
+at::Tensor flat_tensor(
+    void* data, std::int64_t numel, c10::ScalarType dtype, std::shared_ptr<void> owner
+) {
   return at::from_blob(
       data, {numel}, [owner = std::move(owner)](void*) {}, at::TensorOptions().dtype(dtype)
   );
 }
 
-at::Tensor typed_view(const at::Tensor& bytes, std::int64_t offset_bytes, std::int64_t numel, c10::ScalarType dtype) {
+at::Tensor typed_view(
+    const at::Tensor& bytes, std::int64_t offset_bytes, std::int64_t numel, c10::ScalarType dtype
+) {
   const auto item = static_cast<std::int64_t>(c10::elementSize(dtype));
   return bytes.narrow(0, offset_bytes, numel * item).view(dtype);
 }

@@ -14,16 +14,37 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Appends to `order` the axes of `wanted` it lacks; what it has must be wanted too, or the planes would not be nested.
+// Appends to `order` the axes of `wanted` it lacks; what it has must be wanted too, or the planes
+// would not be nested.
 void extend(
-    std::vector<std::string>& order, const std::vector<std::string>& wanted, const char* inner, const char* outer
+    std::vector<std::string>& order,
+    const std::vector<std::string>& wanted,
+    const char* inner,
+    const char* outer
 ) {
   for (const std::string& name : order) {
     HS_CHECK(
         contains(wanted, name),
-        "shard: the ", inner, " layout splits axis '", name, "' but the ", outer, " layout does not; the ", outer,
-        " layout must split every axis that the ", inner, " layout splits",
-        HS_HINT("split '", name, "' in the ", outer, " layout too, or replicate it in the ", inner, " layout")
+        "shard: the ",
+        inner,
+        " layout splits axis '",
+        name,
+        "' but the ",
+        outer,
+        " layout does not; the ",
+        outer,
+        " layout must split every axis that the ",
+        inner,
+        " layout splits",
+        HS_HINT(
+            "split '",
+            name,
+            "' in the ",
+            outer,
+            " layout too, or replicate it in the ",
+            inner,
+            " layout"
+        )
     );
   }
   for (const std::string& name : wanted) {

@@ -1,4 +1,5 @@
-// See engine.h: construction, the write window and what is done by hand. Passes are in engine_forward.cpp and engine_backward.cpp.
+// See engine.h: construction, the write window and what is done by hand. Passes are in
+// engine_forward.cpp and engine_backward.cpp.
 #include "hypershard/shard/engine.h"
 
 #include <algorithm>
@@ -40,7 +41,8 @@ class EngineSlot final : public nn::GradientSlot {
 
 class SegmentObserver final : public nn::RecomputeObserver {
  public:
-  SegmentObserver(std::weak_ptr<Engine> engine, int unit) : engine_(std::move(engine)), unit_(unit) {}
+  SegmentObserver(std::weak_ptr<Engine> engine, int unit)
+      : engine_(std::move(engine)), unit_(unit) {}
   void before_recompute() override {
     if (const auto engine = engine_.lock()) {
       engine->segment_starts_again(unit_);
@@ -62,7 +64,8 @@ std::vector<std::vector<UnitParam>> split_in_groups(std::vector<UnitParam> param
   std::vector<std::vector<UnitParam>> groups;
   for (UnitParam& param : params) {
     const auto same = [&](const std::vector<UnitParam>& group) {
-      return group.front().dtypes == param.dtypes && group.front().param.tensor.requires_grad() == param.param.tensor.requires_grad();
+      return group.front().dtypes == param.dtypes &&
+             group.front().param.tensor.requires_grad() == param.param.tensor.requires_grad();
     };
     auto at = std::find_if(groups.begin(), groups.end(), same);
     if (at == groups.end()) {
@@ -80,7 +83,12 @@ std::string group_name(const std::string& unit, std::size_t index, std::size_t c
 
 }  // namespace
 
-Engine::Engine(DataParallel parallel, std::string replicate_axis, FullyShardOptions options, std::vector<UnitSpec> specs)
+Engine::Engine(
+    DataParallel parallel,
+    std::string replicate_axis,
+    FullyShardOptions options,
+    std::vector<UnitSpec> specs
+)
     : parallel_(std::move(parallel)),
       replicate_axis_(std::move(replicate_axis)),
       options_(std::move(options)),
@@ -97,9 +105,13 @@ Engine::Engine(DataParallel parallel, std::string replicate_axis, FullyShardOpti
       all_at_rest = all_at_rest && group->whole_rest().defined();
     }
   }
-  comm::Communicator* reader = parallel_.gradient_levels > 0 ? parallel_.cuts.front().reduce.get() : nullptr;
+  comm::Communicator* reader =
+      parallel_.gradient_levels > 0 ? parallel_.cuts.front().reduce.get() : nullptr;
   gradient_buffers_ = std::make_unique<GradientBuffers>(
-      all_at_rest ? std::vector<std::int64_t>() : unit_bytes, options_.gradient_buffers, reader, &counters_,
+      all_at_rest ? std::vector<std::int64_t>() : unit_bytes,
+      options_.gradient_buffers,
+      reader,
+      &counters_,
       [this](const comm::WorkPtr& work) { drive_until(work); }
   );
   // Until a forward is recorded: order of declaration, the root around all others.
@@ -128,10 +140,18 @@ void Engine::build_units(std::vector<UnitSpec> specs) {
       }
       const bool trainable = params.front().tensor.requires_grad();
       groups.push_back(std::make_unique<ParamGroup>(
-          group_name(path, g, split.size()), path, std::move(params), split[g].front().dtypes, trainable, &parallel_, &counters_
+          group_name(path, g, split.size()),
+          path,
+          std::move(params),
+          split[g].front().dtypes,
+          trainable,
+          &parallel_,
+          &counters_
       ));
     }
-    units_.push_back(std::make_unique<Unit>(static_cast<int>(u), path, u == 0, std::move(groups), &pool_, &counters_));
+    units_.push_back(std::make_unique<Unit>(
+        static_cast<int>(u), path, u == 0, std::move(groups), &pool_, &counters_
+    ));
     units_.back()->reshard_after_forward = options_.reshard_after_forward && u != 0;
   }
 }
@@ -142,10 +162,15 @@ void Engine::place_groups() {
   for (const auto& unit : units_) {
     for (const auto& group : unit->groups()) {
       std::string why_not;
-      modes.push_back(ParamGroup::choose_mode(parallel_, group->dtypes(), options_.share != Share::kOff, &why_not));
+      modes.push_back(ParamGroup::choose_mode(
+          parallel_, group->dtypes(), options_.share != Share::kOff, &why_not
+      ));
       HS_SUPPORTED(
           options_.share != Share::kOn || modes.back() == RuntimeMode::kShared,
-          "shard: share = on, but the runtime buffer of group '", group->name(), "' cannot be shared: ", why_not,
+          "shard: share = on, but the runtime buffer of group '",
+          group->name(),
+          "' cannot be shared: ",
+          why_not,
           HS_HINT("use share = auto to gather where memory cannot be shared")
       );
       if (modes.back() == RuntimeMode::kShared) {
@@ -179,7 +204,9 @@ void Engine::place_groups() {
 void Engine::refresh_trainability() {
   if (segment_observers_.empty()) {
     for (const auto& each : units_) {
-      segment_observers_.push_back(std::make_shared<SegmentObserver>(weak_from_this(), each->index()));
+      segment_observers_.push_back(
+          std::make_shared<SegmentObserver>(weak_from_this(), each->index())
+      );
     }
   }
   for (const auto& unit : units_) {
@@ -188,9 +215,19 @@ void Engine::refresh_trainability() {
       const bool first = group.params().front().tensor.requires_grad();
       for (const LogicalParam& param : group.params()) {
         HS_CHECK(
-            param.tensor.requires_grad() == first, "shard: requires_grad of parameter '", param.name, "' is ", !first, " but '",
-            group.params().front().name, "' of the same group '", group.name(), "' has ", first,
-            HS_HINT("freeze or unfreeze the parameters of a group together; parameters frozen before fully_shard get a group of their own")
+            param.tensor.requires_grad() == first,
+            "shard: requires_grad of parameter '",
+            param.name,
+            "' is ",
+            !first,
+            " but '",
+            group.params().front().name,
+            "' of the same group '",
+            group.name(),
+            "' has ",
+            first,
+            HS_HINT("freeze or unfreeze the parameters of a group together; parameters frozen "
+                    "before fully_shard get a group of their own")
         );
       }
       group.set_trainable(first);
@@ -220,9 +257,11 @@ void Engine::hook_parameters(Unit& unit, std::size_t group) {
     // Whoever steps on the module's parameters instead of the update parameters meets this text.
     at::Tensor tensor = params[i].tensor;
     tensor.mutable_grad() = make_tombstone(
-        params[i].shape, unit.groups()[group]->dtypes().compute,
+        params[i].shape,
+        unit.groups()[group]->dtypes().compute,
         "hypershard: the gradient of runtime parameter '" + params[i].name +
-            "' was accessed; gradients belong to the update parameters. Build the optimizer (and clip) over update_parameters() of the sharded model, not over the "
+            "' was accessed; gradients belong to the update parameters. Build the optimizer (and "
+            "clip) over update_parameters() of the sharded model, not over the "
             "module's parameters()"
     );
   }
@@ -250,13 +289,17 @@ void Engine::open_window() {
   window_open_ = true;
 }
 
-// `keep` leaves the publish due: an evaluation may come before the optimizer's step, and not every step shows in version counters (torch's SGD writes through data()).
+// `keep` leaves the publish due: an evaluation may come before the optimizer's step, and not every
+// step shows in version counters (torch's SGD writes through data()).
 void Engine::close_window(bool keep) {
   const std::uint64_t versions = update_versions();
   const bool written = needs_publish_ || versions != seen_versions_;
   HS_CHECK(
-      window_open_ || !written, "shard: update parameters were written while runtime parameters may be read: between a forward with gradients and the end of its backward",
-      HS_HINT("step the optimizer after backward, or call sync_runtime() on every rank after writing update parameters by hand")
+      window_open_ || !written,
+      "shard: update parameters were written while runtime parameters may be read: between a "
+      "forward with gradients and the end of its backward",
+      HS_HINT("step the optimizer after backward, or call sync_runtime() on every rank after "
+              "writing update parameters by hand")
   );
   if (!window_open_) {
     return;
@@ -287,7 +330,10 @@ void Engine::close_window(bool keep) {
 }
 
 void Engine::sync_runtime() {
-  HS_CHECK(stack_.empty() && !in_backward_, "shard: sync_runtime() was called during a forward or backward; call it between steps");
+  HS_CHECK(
+      stack_.empty() && !in_backward_,
+      "shard: sync_runtime() was called during a forward or backward; call it between steps"
+  );
   open_window();
   needs_publish_ = true;
   close_window(/*keep=*/false);
@@ -297,8 +343,10 @@ void Engine::sync_runtime() {
 void Engine::begin_update() {
   HS_CHECK(
       stack_.empty() && !in_backward_ && window_open_,
-      "shard: update parameters may not be written now: a forward with gradients ran and its backward has not ended with a reduction",
-      HS_HINT("run backward with gradient reduction on before the optimizer's step; the last micro-batch of an accumulation reduces")
+      "shard: update parameters may not be written now: a forward with gradients ran and its "
+      "backward has not ended with a reduction",
+      HS_HINT("run backward with gradient reduction on before the optimizer's step; the last "
+              "micro-batch of an accumulation reduces")
   );
 }
 

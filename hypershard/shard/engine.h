@@ -1,9 +1,7 @@
-// The engine: turns a front end's events (before and after a unit's forward, before its backward, a gradient's arrival, the end of backward) into unshards, reshards,
-// reductions and publishes.
-// It works on named tensors and events only; modules are the business of fully_shard.
+// The engine: turns a front end's events (before and after a unit's forward, before its backward, a
+// gradient's arrival, the end of backward) into unshards, reshards, reductions and publishes. It
+// works on named tensors and events only; modules are the business of fully_shard.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <deque>
 #include <memory>
@@ -12,6 +10,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "hypershard/nn/recompute.h"
 #include "hypershard/shard/buffer_pool.h"
@@ -37,54 +37,80 @@ struct UnitSpec {
 
 /// Drives the units of one model on one rank.
 ///
-/// NOTE [order of collectives]: unshards of a pass are started strictly in the order that the first forward recorded (declaration order until then), reductions strictly in the
-/// reverse order of first use; a unit that is skipped on this rank is started all the same when a later one is needed or the pass ends, and contributes zero
-/// gradients. So ranks whose control flow differs still issue the same collectives.
+/// NOTE [order of collectives]: unshards of a pass are started strictly in the order that the first
+/// forward recorded (declaration order until then), reductions strictly in the reverse order of
+/// first use; a unit that is skipped on this rank is started all the same when a later one is
+/// needed or the pass ends, and contributes zero gradients. So ranks whose control flow differs
+/// still issue the same collectives.
 ///
-/// NOTE [when a unit posts]: its reduction may start once every trainable parameter's AccumulateGrad node has run. That node runs once a backward for a unit without recompute, however
-/// often it was used. For a unit inside recompute segments it runs once a segment, so the last segment counts. For a unit that holds segments, or is used both ways, it
-/// waits for the end of backward.
+/// NOTE [when a unit posts]: its reduction may start once every trainable parameter's
+/// AccumulateGrad node has run. That node runs once a backward for a unit without recompute,
+/// however often it was used. For a unit inside recompute segments it runs once a segment, so the
+/// last segment counts. For a unit that holds segments, or is used both ways, it waits for the end
+/// of backward.
 ///
-/// NOTE [write window]: update parameters may be written from the end of a reducing backward (or of a forward without gradients, or sync_runtime) until the next root forward. Both edges are rendezvous of the
-/// ranks that share the runtime buffer: nobody writes while a peer may read, nobody reads before every owner has published.
+/// NOTE [write window]: update parameters may be written from the end of a reducing backward (or of
+/// a forward without gradients, or sync_runtime) until the next root forward. Both edges are
+/// rendezvous of the ranks that share the runtime buffer: nobody writes while a peer may read,
+/// nobody reads before every owner has published.
 ///
-/// Life cycle: constructed collectively; events come from one thread; an exception from an event leaves the iteration, which the next root forward starts afresh. Threads: one, the rank's.
+/// Life cycle: constructed collectively; events come from one thread; an exception from an event
+/// leaves the iteration, which the next root forward starts afresh. Threads: one, the rank's.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   /// Collective: ranks of the data axes.
-  Engine(DataParallel parallel, std::string replicate_axis, FullyShardOptions options, std::vector<UnitSpec> specs);
+  /// Errors: InvalidArgument for counts out of range; Unsupported if sharing is demanded and
+  /// impossible.
+  Engine(
+      DataParallel parallel,
+      std::string replicate_axis,
+      FullyShardOptions options,
+      std::vector<UnitSpec> specs
+  );
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Takes over the gradients of the trainable parameters; once, after construction (the hooks refer to this object).
+  /// Takes over the gradients of the trainable parameters; once, after construction (the hooks
+  /// refer to this object).
   void hook_all_parameters() { refresh_trainability(); }
 
   // --- events
+  /// A unit's forward begins: makes it whole and casts its inputs.
   void pre_forward(int unit, std::span<at::Tensor* const> inputs);
+  /// Its forward ended: hooks the outputs and reshards by policy.
   void post_forward(int unit, std::span<at::Tensor* const> outputs);
+  /// Its forward threw.
   void forward_failed() noexcept;
+  /// A gradient reached one of its outputs: makes it whole again and gives it a gradient buffer.
   void pre_backward(int unit);
   /// A unit's input gradients are complete: nothing of its backward is left.
   void inputs_done(int unit);
   /// `gradient` is undefined if a layer wrote it through its slot, or there is none.
   void gradient_ready(int unit, std::size_t group, std::size_t param, const at::Tensor& gradient);
+  /// The outermost backward ended: finishes every reduction and opens the write window.
   void end_backward();
+  /// A recompute segment that the unit ran in is about to run again, or has ended its backward.
   void segment_starts_again(int unit);
+  /// The second life of such a segment ended.
   void segment_done(int unit) noexcept;
 
   // --- by hand
+  /// Makes a unit whole until reshard(). Collective: ranks of the data axes. Errors: CommError.
   void unshard(int unit);
+  /// Takes it apart again.
   void reshard(int unit);
-  /// Makes the runtime parameters current: publishes, and closes the write window. Collective: ranks of the data axes.
+  /// Makes the runtime parameters current: publishes, and closes the write window. Collective:
+  /// ranks of the data axes.
   void sync_runtime();
-  /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward or between forward and backward.
+  /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward or
+  /// between forward and backward.
   void begin_update();
 
   // --- settings that may change between iterations
-  bool reduce_gradients = true;        ///< off: gradients stay local and add up
-  bool cross_replicas = true;          ///< off: reduce inside `shard` only and keep the sum
-  double gradient_divisor = 0;         ///< 0: the number of ranks that see different data
+  bool reduce_gradients = true;  ///< off: gradients stay local and add up
+  bool cross_replicas = true;    ///< off: reduce inside `shard` only and keep the sum
+  double gradient_divisor = 0;   ///< 0: the number of ranks that see different data
 
   const DataParallel& parallel() const { return parallel_; }
   const FullyShardOptions& options() const { return options_; }
@@ -94,7 +120,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::string& why_not_shared() const { return why_not_shared_; }
   /// Tells the engine that meta parameters have been given values.
   void mark_initialised() { uninitialised_.clear(); }
-  /// Gradient destination of a parameter for layers that write their own, undefined outside a backward that wants it; see nn::GradientSlot.
+  /// Gradient destination of a parameter for layers that write their own, undefined outside a
+  /// backward that wants it; see nn::GradientSlot.
   std::pair<at::Tensor, bool> claim_gradient(int unit, std::size_t group, std::size_t param);
 
  private:
@@ -154,18 +181,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // the pass that runs
   Pass pass_ = Pass::kNone;
-  std::vector<int> stack_;        // units whose forward runs, outermost first
-  bool root_pass_ = false;        // the outermost unit of this pass is the root: the recorded order applies
+  std::vector<int> stack_;  // units whose forward runs, outermost first
+  bool root_pass_ =
+      false;  // the outermost unit of this pass is the root: the recorded order applies
   bool training_pass_ = false;
-  std::vector<int> order_;        // unshards of a forward, in order
+  std::vector<int> order_;  // unshards of a forward, in order
   std::vector<int> backward_order_;
   std::vector<int> reduce_order_;
   bool order_agreed_ = false;
   std::vector<int> recording_;       // units as their forwards begin
   std::vector<int> recording_ends_;  // and end
   std::vector<int> pass_order_;
-  std::deque<int> unsharding_;    // started and not finished, oldest first
-  std::size_t started_ = 0;       // entries of pass_order_ passed by
+  std::deque<int> unsharding_;  // started and not finished, oldest first
+  std::size_t started_ = 0;     // entries of pass_order_ passed by
   bool in_backward_ = false;
   std::size_t next_reduction_ = 0;
   struct InFlight {

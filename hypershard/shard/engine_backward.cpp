@@ -1,8 +1,9 @@
-// The backward half of the engine: gradients arrive, units post, reductions run in the agreed order.
-#include <ATen/core/grad_mode.h>
-
+// The backward half of the engine: gradients arrive, units post, reductions run in the agreed
+// order.
 #include <algorithm>
 #include <utility>
+
+#include <ATen/core/grad_mode.h>
 
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
@@ -14,7 +15,8 @@ namespace hypershard::shard {
 
 void Engine::begin_backward() {
   in_backward_ = true;
-  window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before the end of this backward
+  window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before
+                         // the end of this backward
   pass_ = Pass::kBackward;
   pass_order_ = backward_order_;
   started_ = 0;
@@ -88,20 +90,35 @@ std::pair<at::Tensor, bool> Engine::claim_gradient(int unit, std::size_t group, 
   return {target.gradient_view(param), overwrite};
 }
 
-void Engine::gradient_ready(int unit, std::size_t group, std::size_t param, const at::Tensor& gradient) {
+void Engine::gradient_ready(
+    int unit, std::size_t group, std::size_t param, const at::Tensor& gradient
+) {
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   ParamGroup& target = *here.groups()[group];
   const std::string& name = target.params()[param].name;
   const ErrorContext context("gradient");
   const ErrorContext parameter_context(name);
-  const bool ran = here.occurrences.plain + here.occurrences.in_segments > 0 || here.has_gradients();
+  const bool ran =
+      here.occurrences.plain + here.occurrences.in_segments > 0 || here.has_gradients();
   HS_CHECK(
-      in_backward_ && ran, "shard: a gradient arrived for parameter '", name, "' but the forward hooks of its unit '", here.path(), "' never ran in this iteration",
-      HS_HINT("call forward() of the hooked module itself, not of a base class (as<Impl>()), and use a parameter only inside its unit's forward")
+      in_backward_ && ran,
+      "shard: a gradient arrived for parameter '",
+      name,
+      "' but the forward hooks of its unit '",
+      here.path(),
+      "' never ran in this iteration",
+      HS_HINT("call forward() of the hooked module itself, not of a base class (as<Impl>()), and "
+              "use a parameter only inside its unit's forward")
   );
   HS_CHECK(
-      !here.reduced, "shard: a gradient arrived for parameter '", name, "' after its unit '", here.path(), "' had been reduced",
-      HS_HINT("the unit is used again behind its own outputs, or partly recomputed: recompute whole units, or let the parameter belong to a unit that encloses all its uses")
+      !here.reduced,
+      "shard: a gradient arrived for parameter '",
+      name,
+      "' after its unit '",
+      here.path(),
+      "' had been reduced",
+      HS_HINT("the unit is used again behind its own outputs, or partly recomputed: recompute "
+              "whole units, or let the parameter belong to a unit that encloses all its uses")
   );
   if (gradient.defined()) {
     take_buffer(here);
@@ -152,13 +169,15 @@ void Engine::post(Unit& unit) {
 void Engine::inputs_done(int unit) {
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   const bool later_use = here.occurrences.plain + here.occurrences.in_segments > 1;
-  if (in_backward_ && !here.is_root() && !here.pinned && !later_use && (here.ready || !here.has_trainable())) {
+  if (in_backward_ && !here.is_root() && !here.pinned && !later_use &&
+      (here.ready || !here.has_trainable())) {
     release(here);
   }
 }
 
 void Engine::start_ready_reductions() {
-  const double divisor = gradient_divisor > 0 ? gradient_divisor : static_cast<double>(parallel_.data_size);
+  const double divisor =
+      gradient_divisor > 0 ? gradient_divisor : static_cast<double>(parallel_.data_size);
   while (next_reduction_ < reduce_order_.size()) {
     Unit& unit = *units_[static_cast<std::size_t>(reduce_order_[next_reduction_])];
     if (unit.has_trainable()) {
@@ -166,7 +185,10 @@ void Engine::start_ready_reductions() {
         return;
       }
       const TraceSpan span(TraceLane::kReduce, "reduce ", unit.path());
-      in_flight_.push_back({unit.index(), unit.start_reduce(*gradient_buffers_, divisor, cross_replicas, replicate_axis_)});
+      in_flight_.push_back(
+          {unit.index(),
+           unit.start_reduce(*gradient_buffers_, divisor, cross_replicas, replicate_axis_)}
+      );
     }
     ++next_reduction_;
   }
@@ -177,7 +199,8 @@ void Engine::progress() {
   while (!in_flight_.empty() && in_flight_.front().work->test()) {
     in_flight_.pop_front();
   }
-  while (!unsharding_.empty() && units_[static_cast<std::size_t>(unsharding_.front())]->advance_unshard()) {
+  while (!unsharding_.empty() &&
+         units_[static_cast<std::size_t>(unsharding_.front())]->advance_unshard()) {
     units_[static_cast<std::size_t>(unsharding_.front())]->finish_unshard();
     unsharding_.pop_front();
   }
@@ -185,13 +208,17 @@ void Engine::progress() {
 
 void Engine::wait_front() {
   const InFlight& oldest = in_flight_.front();
-  const TraceSpan span(TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path());
+  const TraceSpan span(
+      TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
+  );
   oldest.work->wait();
   in_flight_.pop_front();
 }
 
 void Engine::drive_until(const comm::WorkPtr& work) {
-  while (std::any_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& f) { return f.work == work; })) {
+  while (std::any_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& f) {
+    return f.work == work;
+  })) {
     wait_front();
   }
   work->wait_released();
@@ -199,7 +226,8 @@ void Engine::drive_until(const comm::WorkPtr& work) {
 
 void Engine::end_backward() {
   const ErrorContext context("end of backward");
-  // Units that this rank skipped, or whose parameters were not all used: zeros where nothing was written.
+  // Units that this rank skipped, or whose parameters were not all used: zeros where nothing was
+  // written.
   for (const int index : reduce_order_) {
     Unit& unit = *units_[static_cast<std::size_t>(index)];
     if (unit.has_trainable() && !unit.ready) {
@@ -231,7 +259,8 @@ void Engine::end_backward() {
   }
 }
 
-// After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed backward has half-written them.
+// After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed
+// backward has half-written them.
 void Engine::reset_iteration() {
   for (const auto& unit : units_) {
     if (in_backward_) {

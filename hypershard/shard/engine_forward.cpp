@@ -1,8 +1,9 @@
-// The forward half of the engine: which units are made whole when, and the hooks that let backward find them.
-#include <ATen/core/grad_mode.h>
-
+// The forward half of the engine: which units are made whole when, and the hooks that let backward
+// find them.
 #include <algorithm>
 #include <utility>
+
+#include <ATen/core/grad_mode.h>
 
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
@@ -16,7 +17,9 @@ namespace hypershard::shard {
 
 namespace {
 
-bool is_training() { return at::GradMode::is_enabled() || nn::current_recompute_segment() != nullptr; }
+bool is_training() {
+  return at::GradMode::is_enabled() || nn::current_recompute_segment() != nullptr;
+}
 
 }  // namespace
 
@@ -50,8 +53,13 @@ void Engine::begin_forward(int unit) {
     reset_iteration();  // an exception ended the last one
   }
   HS_CHECK(
-      uninitialised_.empty(), "shard: ", uninitialised_.size(), " parameters were built on the meta device and have no values, the first is '",
-      uninitialised_.empty() ? std::string() : uninitialised_.front(), "'", HS_HINT("call initialize(...) or load a checkpoint before the first forward")
+      uninitialised_.empty(),
+      "shard: ",
+      uninitialised_.size(),
+      " parameters were built on the meta device and have no values, the first is '",
+      uninitialised_.empty() ? std::string() : uninitialised_.front(),
+      "'",
+      HS_HINT("call initialize(...) or load a checkpoint before the first forward")
   );
   if (is_training()) {
     refresh_trainability();
@@ -98,17 +106,21 @@ void Engine::need(int unit) {
   }
   target.prefetched = false;
   finish(unit);
-  const int ahead = pass_ == Pass::kForward ? options_.forward_prefetch : options_.backward_prefetch;
+  const int ahead =
+      pass_ == Pass::kForward ? options_.forward_prefetch : options_.backward_prefetch;
   start_up_to(started_ + static_cast<std::size_t>(ahead));
 }
 
-// Oldest first, also through units that nobody waits for yet: later stages of a gather must start in the same order on all ranks.
+// Oldest first, also through units that nobody waits for yet: later stages of a gather must start
+// in the same order on all ranks.
 void Engine::finish(int unit) {
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   if (target.state() == UnitState::kUnsharded && !target.prefetched) {
     return;  // kept since earlier, on all ranks alike: no entry of the order
   }
-  const TraceSpan span(TraceLane::kWait, "unshard ", units_[static_cast<std::size_t>(unit)]->path());
+  const TraceSpan span(
+      TraceLane::kWait, "unshard ", units_[static_cast<std::size_t>(unit)]->path()
+  );
   const std::int64_t begin = now_ns();
   while (std::find(unsharding_.begin(), unsharding_.end(), unit) != unsharding_.end()) {
     units_[static_cast<std::size_t>(unsharding_.front())]->finish_unshard();
@@ -130,16 +142,19 @@ void Engine::cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) 
     return;
   }
   for (at::Tensor* input : inputs) {
-    if (input->defined() && input->is_floating_point() && input->scalar_type() != *options_.precision.compute) {
+    if (input->defined() && input->is_floating_point() &&
+        input->scalar_type() != *options_.precision.compute) {
       HS_ASSERT(unit.index() >= 0);
       *input = input->to(*options_.precision.compute);
     }
   }
 }
 
-// A unit with frozen parameters may still read them when its last gradient has come; it is done when its inputs' gradients are complete.
+// A unit with frozen parameters may still read them when its last gradient has come; it is done
+// when its inputs' gradients are complete.
 void Engine::hook_inputs(int unit, std::span<at::Tensor* const> inputs) {
-  if (pass_ != Pass::kForward || !at::GradMode::is_enabled() || !units_[static_cast<std::size_t>(unit)]->has_frozen()) {
+  if (pass_ != Pass::kForward || !at::GradMode::is_enabled() ||
+      !units_[static_cast<std::size_t>(unit)]->has_frozen()) {
     return;
   }
   for (at::Tensor* input : inputs) {
@@ -168,9 +183,10 @@ bool Engine::first_needed_in_backward(int unit) const {
   if (!order_agreed_ || !root_pass_ || !at::GradMode::is_enabled()) {
     return false;
   }
-  const auto first = std::find_if(backward_order_.begin(), backward_order_.end(), [this](int index) {
-    return units_[static_cast<std::size_t>(index)]->reshard_after_forward;
-  });
+  const auto first =
+      std::find_if(backward_order_.begin(), backward_order_.end(), [this](int index) {
+        return units_[static_cast<std::size_t>(index)]->reshard_after_forward;
+      });
   return first != backward_order_.end() && *first == unit;
 }
 
@@ -178,7 +194,12 @@ void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
   const ErrorContext context("forward");
   const ErrorContext unit_context(units_[static_cast<std::size_t>(unit)]->path());
   Unit& here = *units_[static_cast<std::size_t>(unit)];
-  HS_ASSERT(!stack_.empty() && stack_.back() == unit, "shard: forward of unit '", here.path(), "' ended out of turn");
+  HS_ASSERT(
+      !stack_.empty() && stack_.back() == unit,
+      "shard: forward of unit '",
+      here.path(),
+      "' ended out of turn"
+  );
   stack_.pop_back();
   if (pass_ == Pass::kForward) {
     recording_ends_.push_back(unit);
@@ -196,7 +217,8 @@ void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
   }
   if (is_training()) {
     Occurrences& seen = here.occurrences;
-    seen.holds_segments = seen.holds_segments || nn::num_recompute_segments() != seen.segment_marks.back();
+    seen.holds_segments =
+        seen.holds_segments || nn::num_recompute_segments() != seen.segment_marks.back();
     seen.segment_marks.pop_back();
     seen.plain += nn::current_recompute_segment() == nullptr ? 1 : 0;
   }
@@ -243,7 +265,10 @@ void Engine::agree_on_order() {
   if (internal::equal_on_all_ranks(*parallel_.control, internal::order_signature(both))) {
     set_order(recording_, recording_ends_);
   } else {
-    HS_LOG_DEBUG("shard: ranks ran their units in different orders; collectives keep the order of declaration");
+    HS_LOG_DEBUG(
+        "shard: ranks ran their units in different orders; collectives keep the order of "
+        "declaration"
+    );
   }
   order_agreed_ = true;
 }

@@ -1,14 +1,16 @@
-// Behaviour of the engine where neighbouring systems are known to fail: each test states what must hold instead.
+// Behaviour of the engine where neighbouring systems are known to fail: each test states what must
+// hold instead.
 #include "hypershard/shard/engine.h"
-
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <limits>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/shard/test_models.h"
@@ -21,38 +23,16 @@ using testing::RankBackend;
 
 class EngineTest : public ::testing::TestWithParam<RankBackend> {
  protected:
-  void run(int ranks, const std::function<void(std::shared_ptr<comm::World>)>& body) { testing::run_ranks(ranks, body, {.backend = GetParam()}); }
+  void run(int ranks, const std::function<void(std::shared_ptr<comm::World>)>& body) {
+    testing::run_ranks(ranks, body, {.backend = GetParam()});
+  }
 };
-INSTANTIATE_TEST_SUITE_P(Backends, EngineTest, ::testing::ValuesIn(all_backends()), [](const auto& info) { return testing::to_text(info.param); });
-
-FullyShardOptions block_units() {
-  FullyShardOptions options;
-  options.units = {"blocks.*"};
-  return options;
-}
-
-std::string thrown_by(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-double worst_gradient(const ShardedModel& sharded, const std::map<std::string, at::Tensor>& expected) {
-  double worst = 0;
-  for (const auto& [name, gradient] : expected) {
-    const at::Tensor found = sharded.full_gradient(name);
-    if (!found.defined()) {
-      return std::numeric_limits<double>::infinity();
-    }
-    if (gradient.numel() > 0) {
-      worst = std::max(worst, (found.to(at::kDouble) - gradient.to(at::kDouble)).abs().max().item<double>());
-    }
-  }
-  return worst;
-}
+INSTANTIATE_TEST_SUITE_P(
+    Backends,
+    EngineTest,
+    ::testing::ValuesIn(all_backends()),
+    [](const auto& info) { return testing::to_text(info.param); }
+);
 
 // More ranks than rows: 6, 5, 3 and 1 output rows on 4 ranks, three steps.
 TEST_P(EngineTest, FewRowsOnManyRanksTrainAsOnOne) {
@@ -72,10 +52,13 @@ TEST_P(EngineTest, FewRowsOnManyRanksTrainAsOnOne) {
       torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.1));
       for (int step = 0; step < 3; ++step) {
         optimizer.zero_grad();
-        loss_of(model->forward(rows_of(make_inputs(8, 4, step, at::kFloat), world->rank(), 4))).backward();
+        loss_of(model->forward(rows_of(make_inputs(8, 4, step, at::kFloat), world->rank(), 4)))
+            .backward();
         optimizer.step();
       }
-      EXPECT_LE((sharded.full_parameter("weight") - reference->weight).abs().max().item<float>(), 1e-5F);
+      EXPECT_LE(
+          (sharded.full_parameter("weight") - reference->weight).abs().max().item<float>(), 1e-5F
+      );
     });
   }
 }
@@ -87,7 +70,8 @@ struct ScaleImpl : nn::Hookable<ScaleImpl, at::Tensor(at::Tensor), torch::nn::Mo
 };
 TORCH_MODULE(Scale);
 
-// Rank r has gradient r + 1 everywhere: the mean is exact for every world and back end; so is a divisor of one's own.
+// Rank r has gradient r + 1 everywhere: the mean is exact for every world and back end; so is a
+// divisor of one's own.
 TEST_P(EngineTest, GradientIsExactlyTheMean) {
   for (const int ranks : {1, 2, 3, 4}) {
     run(ranks, [&](std::shared_ptr<comm::World> world) {
@@ -95,11 +79,15 @@ TEST_P(EngineTest, GradientIsExactlyTheMean) {
       ShardedModel sharded = fully_shard(*model, make_mesh(world), {});
       const at::Tensor x = at::full({5}, world->rank() + 1.0, at::kDouble);
       model->forward(x).backward();
-      EXPECT_TRUE(at::equal(sharded.full_gradient("w"), at::full({5}, (ranks + 1) / 2.0, at::kDouble)));
+      EXPECT_TRUE(
+          at::equal(sharded.full_gradient("w"), at::full({5}, (ranks + 1) / 2.0, at::kDouble))
+      );
       sharded.zero_grad();
       sharded.set_gradient_divide_factor(8);
       model->forward(x).backward();
-      EXPECT_TRUE(at::equal(sharded.full_gradient("w"), at::full({5}, ranks * (ranks + 1) / 16.0, at::kDouble)));
+      EXPECT_TRUE(at::equal(
+          sharded.full_gradient("w"), at::full({5}, ranks * (ranks + 1) / 16.0, at::kDouble)
+      ));
     });
   }
 }
@@ -143,7 +131,8 @@ TEST_P(EngineTest, UnitSkippedOnOneRankContributesZeros) {
   });
 }
 
-// Three micro-batches on a 2x2 mesh: full reduction each, none until the last, inside `shard` only until the last.
+// Three micro-batches on a 2x2 mesh: full reduction each, none until the last, inside `shard` only
+// until the last.
 TEST_P(EngineTest, AccumulationModesAgreeAndCountTheirCollectives) {
   run(4, [&](std::shared_ptr<comm::World> world) {
     const int rank = world->rank();
@@ -174,17 +163,23 @@ TEST_P(EngineTest, AccumulationModesAgreeAndCountTheirCollectives) {
         }
         constexpr int kUnits = 4;
         EXPECT_EQ(across.count(comm::Op::kAllReduce) - across_before, kUnits * (mode == 0 ? 3 : 1));
-        EXPECT_EQ(inside.count(comm::Op::kReduceScatter) - inside_before, kUnits * (mode == 1 ? 1 : 3));
+        EXPECT_EQ(
+            inside.count(comm::Op::kReduceScatter) - inside_before, kUnits * (mode == 1 ? 1 : 3)
+        );
         optimizer.step();
       }
       for (const auto& item : oracle->named_parameters()) {
-        EXPECT_LE((sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-12) << item.key() << " mode " << mode;
+        EXPECT_LE(
+            (sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-12
+        ) << item.key()
+          << " mode " << mode;
       }
     }
   });
 }
 
-// Six equal layers with clearly different gradients, at several depths of buffers: each keeps its own.
+// Six equal layers with clearly different gradients, at several depths of buffers: each keeps its
+// own.
 TEST_P(EngineTest, EqualLayersKeepTheirOwnGradients) {
   for (const int depth : {1, 2, 3, 6}) {
     run(4, [&](std::shared_ptr<comm::World> world) {
@@ -198,7 +193,8 @@ TEST_P(EngineTest, EqualLayersKeepTheirOwnGradients) {
       for (int step = 0; step < 2; ++step) {
         sharded.zero_grad();
         const at::Tensor batch = make_inputs(8, 5, step);
-        const auto expected = reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
+        const auto expected =
+            reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
         loss_of(model->forward(rows_of(batch, world->rank(), 4))).backward();
         EXPECT_LE(worst_gradient(sharded, expected), 1e-12);
       }
@@ -207,7 +203,10 @@ TEST_P(EngineTest, EqualLayersKeepTheirOwnGradients) {
 }
 
 // A unit returns a view (or a nest of tensors) and the caller edits it in place.
-struct ViewBlockImpl : nn::Hookable<ViewBlockImpl, std::tuple<at::Tensor, std::vector<at::Tensor>>(at::Tensor), torch::nn::Module> {
+struct ViewBlockImpl : nn::Hookable<
+                           ViewBlockImpl,
+                           std::tuple<at::Tensor, std::vector<at::Tensor>>(at::Tensor),
+                           torch::nn::Module> {
   ViewBlockImpl() : a(6, 6) { register_module("a", a); }
   std::tuple<at::Tensor, std::vector<at::Tensor>> forward_impl(const at::Tensor& x) {
     const at::Tensor y = a->forward(x);
@@ -246,7 +245,8 @@ TEST_P(EngineTest, ViewOutputEditedInPlaceStillReduces) {
   });
 }
 
-// Norms 1, 2, infinity and a half, three ranks, the largest gradient where it may; also all zero, and NaN.
+// Norms 1, 2, infinity and a half, three ranks, the largest gradient where it may; also all zero,
+// and NaN.
 TEST_P(EngineTest, ClippingEqualsTheReference) {
   run(3, [&](std::shared_ptr<comm::World> world) {
     for (const double p : {1.0, 2.0, 0.5, std::numeric_limits<double>::infinity()}) {
@@ -267,7 +267,8 @@ TEST_P(EngineTest, ClippingEqualsTheReference) {
         gradient.mul_(max_norm / (norm + 1e-6));
       }
       EXPECT_LE(worst_gradient(sharded, expected), 1e-12) << p;
-      EXPECT_NEAR(sharded.clip_grad_norm_(10 * norm, p), max_norm, 1e-5 * norm) << p;  // below the bound: unchanged
+      EXPECT_NEAR(sharded.clip_grad_norm_(10 * norm, p), max_norm, 1e-5 * norm)
+          << p;  // below the bound: unchanged
       for (const UpdateTensor& update : sharded.update_parameters()) {
         update.tensor.grad().zero_();
       }
@@ -276,7 +277,8 @@ TEST_P(EngineTest, ClippingEqualsTheReference) {
         sharded.update_tensors()[0].grad().fill_(std::nan(""));
       }
       EXPECT_TRUE(std::isnan(sharded.clip_grad_norm_(1.0, p))) << p;
-      EXPECT_NE(sharded.find_non_finite().find("(gradient) on rank 2"), std::string::npos) << sharded.find_non_finite();
+      EXPECT_NE(sharded.find_non_finite().find("(gradient) on rank 2"), std::string::npos)
+          << sharded.find_non_finite();
     }
   });
 }
@@ -289,13 +291,17 @@ struct TiedImpl : nn::Hookable<TiedImpl, at::Tensor(at::Tensor), torch::nn::Modu
     at::Tensor weight;
   };
   TiedImpl() {
-    first = register_module("first", std::make_shared<EndImpl>(at::arange(36, at::kDouble).sin().mul(0.3).view({6, 6})));
+    first = register_module(
+        "first", std::make_shared<EndImpl>(at::arange(36, at::kDouble).sin().mul(0.3).view({6, 6}))
+    );
     middle = register_module("middle", Block(6, 7));
     second = register_module("second", std::make_shared<EndImpl>(first->weight));
     middle->to(at::kDouble);
     fill_by_formula(*this);
   }
-  at::Tensor forward_impl(const at::Tensor& x) { return second->forward(middle->forward(first->forward(x))); }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    return second->forward(middle->forward(first->forward(x)));
+  }
   std::shared_ptr<EndImpl> first;
   Block middle{nullptr};
   std::shared_ptr<EndImpl> second;
@@ -309,7 +315,14 @@ TEST_P(EngineTest, TiedParameterStaysOneTensorAcrossUnits) {
     FullyShardOptions options;
     options.units = {"first", "middle", "second"};
     const ShardedModel sharded = fully_shard(*model, make_mesh(world), options);
-    torch::optim::SGD plain({oracle->first->weight, oracle->middle->a->weight, oracle->middle->a->bias, oracle->middle->b->weight, oracle->middle->b->bias}, torch::optim::SGDOptions(0.02));
+    torch::optim::SGD plain(
+        {oracle->first->weight,
+         oracle->middle->a->weight,
+         oracle->middle->a->bias,
+         oracle->middle->b->weight,
+         oracle->middle->b->bias},
+        torch::optim::SGDOptions(0.02)
+    );
     torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.02));
     for (int step = 0; step < 3; ++step) {
       const at::Tensor batch = make_inputs(8, 6, step);
@@ -321,8 +334,13 @@ TEST_P(EngineTest, TiedParameterStaysOneTensorAcrossUnits) {
       optimizer.step();
     }
     EXPECT_TRUE(model->first->weight.is_same(model->second->weight));
-    EXPECT_LE((sharded.full_parameter("first.weight") - oracle->first->weight).abs().max().item<double>(), 1e-12);
-    EXPECT_TRUE(at::equal(sharded.full_parameter("second.weight"), sharded.full_parameter("first.weight")));
+    EXPECT_LE(
+        (sharded.full_parameter("first.weight") - oracle->first->weight).abs().max().item<double>(),
+        1e-12
+    );
+    EXPECT_TRUE(
+        at::equal(sharded.full_parameter("second.weight"), sharded.full_parameter("first.weight"))
+    );
     EXPECT_EQ(sharded.parameter_names().size(), 5U);
   });
 }
@@ -331,7 +349,9 @@ TEST_P(EngineTest, FrozenParametersAreNotReducedAndMayBeUnfrozen) {
   run(2, [&](std::shared_ptr<comm::World> world) {
     Net oracle;
     Net model;
-    const auto freeze = [](NetImpl& net, bool on) { net.blocks[1]->as<BlockImpl>()->a->weight.requires_grad_(!on); };
+    const auto freeze = [](NetImpl& net, bool on) {
+      net.blocks[1]->as<BlockImpl>()->a->weight.requires_grad_(!on);
+    };
     freeze(*oracle, true);
     freeze(*model, true);
     const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
@@ -359,7 +379,9 @@ TEST_P(EngineTest, FrozenParametersAreNotReducedAndMayBeUnfrozen) {
       optimizer.step();
     }
     for (const auto& item : oracle->named_parameters()) {
-      EXPECT_LE((sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-12) << item.key();
+      EXPECT_LE(
+          (sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-12
+      ) << item.key();
     }
   });
 }
@@ -375,7 +397,8 @@ TEST_P(EngineTest, FreezingPartOfAGroupIsRefusedByName) {
   });
 }
 
-// Pool buffers are NaN whenever nobody owns them; odd sizes make padding. No NaN may reach a gradient, a norm or a parameter.
+// Pool buffers are NaN whenever nobody owns them; odd sizes make padding. No NaN may reach a
+// gradient, a norm or a parameter.
 TEST_P(EngineTest, PoisonedBuffersNeverLeak) {
   run(3, [&](std::shared_ptr<comm::World> world) {
     Net oracle;
@@ -397,7 +420,9 @@ TEST_P(EngineTest, PoisonedBuffersNeverLeak) {
       EXPECT_EQ(sharded.find_non_finite(), "");
     }
     for (const auto& item : oracle->named_parameters()) {
-      EXPECT_LE((sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-9) << item.key();
+      EXPECT_LE(
+          (sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-9
+      ) << item.key();
     }
     for (const UpdateTensor& update : sharded.update_parameters()) {
       at::Tensor rest = update.tensor.clone();
@@ -420,7 +445,11 @@ TEST_P(EngineTest, CollectivesComeInTheSameOrderOnAllRanks) {
     }
     const DataAxis& axis = sharded.engine().parallel().cuts.front();
     for (comm::Communicator* each : {axis.gather.get(), axis.reduce.get()}) {
-      at::Tensor mine = at::tensor({static_cast<std::int64_t>(each->log().size()), static_cast<std::int64_t>(each->log().hash())}, at::kLong);
+      at::Tensor mine = at::tensor(
+          {static_cast<std::int64_t>(each->log().size()),
+           static_cast<std::int64_t>(each->log().hash())},
+          at::kLong
+      );
       at::Tensor all = at::empty({3, 2}, at::kLong);
       world->world_communicator()->all_gather(all.view({-1}), mine)->wait_released();
       EXPECT_TRUE(at::equal(all[0], all[1]) && at::equal(all[0], all[2]));
@@ -430,23 +459,34 @@ TEST_P(EngineTest, CollectivesComeInTheSameOrderOnAllRanks) {
 
 TEST_P(EngineTest, SameSeedGivesTheSameWeightsOnEveryMesh) {
   std::map<std::string, at::Tensor> first;
-  const auto init = [](std::string_view name, at::IntArrayRef) { return name.find("bias") != std::string_view::npos ? nn::Init::constant(0.5) : nn::Init::normal(0, 0.02); };
+  const auto init = [](std::string_view name, at::IntArrayRef) {
+    return name.find("bias") != std::string_view::npos ? nn::Init::constant(0.5)
+                                                       : nn::Init::normal(0, 0.02);
+  };
   struct Shape {
     int ranks;
     int replicate;
     Strategy strategy;
   };
-  for (const Shape shape : {Shape{1, 1, Strategy::kZero3}, {2, 1, Strategy::kZero3}, {4, 1, Strategy::kZero3}, {4, 2, Strategy::kHsdp}, {3, 1, Strategy::kDdp}}) {
+  for (const Shape shape :
+       {Shape{1, 1, Strategy::kZero3},
+        {2, 1, Strategy::kZero3},
+        {4, 1, Strategy::kZero3},
+        {4, 2, Strategy::kHsdp},
+        {3, 1, Strategy::kDdp}}) {
     run(shape.ranks, [&](std::shared_ptr<comm::World> world) {
       Net model;
       for (const at::Tensor& param : model->parameters()) {
-        param.unsafeGetTensorImpl()->shallow_copy_from(at::empty(param.sizes(), param.options().device(at::kMeta)).getIntrusivePtr());
+        param.unsafeGetTensorImpl()->shallow_copy_from(
+            at::empty(param.sizes(), param.options().device(at::kMeta)).getIntrusivePtr()
+        );
       }
       FullyShardOptions options = block_units();
       options.strategy = shape.strategy;
       const ShardedModel sharded = fully_shard(*model, make_mesh(world, shape.replicate), options);
       const std::string text = thrown_by([&] { (void)model->forward(make_inputs(2, 5, 0)); });
-      EXPECT_NE(text.find("in.weight"), std::string::npos) << "a forward without values must name a parameter: " << text;
+      EXPECT_NE(text.find("in.weight"), std::string::npos)
+          << "a forward without values must name a parameter: " << text;
       sharded.initialize(init, 42);
       EXPECT_TRUE(at::isfinite(model->forward(make_inputs(2, 5, 0))).all().item<bool>());
       for (const std::string& name : sharded.parameter_names()) {
@@ -473,7 +513,8 @@ TEST_P(EngineTest, RanksWithOtherInitialValuesAreFoundOut) {
       return model;
     };
     Net checked = build();
-    const std::string text = thrown_by([&] { (void)fully_shard(*checked, make_mesh(world), block_units()); });
+    const std::string text =
+        thrown_by([&] { (void)fully_shard(*checked, make_mesh(world), block_units()); });
     EXPECT_NE(text.find("'blocks.2.a.bias'"), std::string::npos) << text;
     EXPECT_NE(text.find("initial values between rank 0 and rank 1"), std::string::npos) << text;
     Net taken = build();
@@ -481,7 +522,9 @@ TEST_P(EngineTest, RanksWithOtherInitialValuesAreFoundOut) {
     options.initial_values = InitialValues::kBroadcast;
     const ShardedModel sharded = fully_shard(*taken, make_mesh(world), options);
     Net plain;
-    EXPECT_TRUE(at::equal(sharded.full_parameter("blocks.2.a.bias"), plain->blocks[2]->as<BlockImpl>()->a->bias));
+    EXPECT_TRUE(at::equal(
+        sharded.full_parameter("blocks.2.a.bias"), plain->blocks[2]->as<BlockImpl>()->a->bias
+    ));
   });
 }
 
@@ -493,7 +536,8 @@ TEST_P(EngineTest, RecomputeGivesTheSameGradients) {
     for (int step = 0; step < 3; ++step) {
       sharded.zero_grad();
       const at::Tensor batch = make_inputs(8, 5, step);
-      const auto expected = reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
+      const auto expected =
+          reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
       loss_of(model->forward(rows_of(batch, world->rank(), 2))).backward();
       EXPECT_LE(worst_gradient(sharded, expected), 1e-12) << step;
     }
@@ -505,11 +549,15 @@ TEST_P(EngineTest, UnusualRecomputeGivesTheSameGradients) {
   run(2, [&](std::shared_ptr<comm::World> world) {
     for (const int kind : {0, 1, 2, 3}) {
       const auto compute = [&](NetImpl& net, const at::Tensor& x, bool recompute) {
-        const auto segment = [&](const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& y) { return recompute ? nn::recompute(fn, y) : fn(y); };
+        const auto segment = [&](const std::function<at::Tensor(const at::Tensor&)>& fn,
+                                 const at::Tensor& y) {
+          return recompute ? nn::recompute(fn, y) : fn(y);
+        };
         auto* block = net.blocks[0]->as<BlockImpl>();
         const auto one = [block](const at::Tensor& y) { return block->forward(y); };
         switch (kind) {
-          case 0: return segment([&net](const at::Tensor& y) { return net.forward(y); }, x);
+          case 0:
+            return segment([&net](const at::Tensor& y) { return net.forward(y); }, x);
           case 1: {  // one unit in two segments
             const at::Tensor wide = at::cat({x, x.narrow(1, 0, 1)}, 1);
             return segment(one, segment(one, wide));
@@ -528,186 +576,11 @@ TEST_P(EngineTest, UnusualRecomputeGivesTheSameGradients) {
       Net model;
       const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
       const at::Tensor batch = make_inputs(8, 5, 0);
-      const auto expected = reference_gradients([&] { return loss_of(compute(*oracle, batch, false)); }, *oracle);
+      const auto expected =
+          reference_gradients([&] { return loss_of(compute(*oracle, batch, false)); }, *oracle);
       loss_of(compute(*model, rows_of(batch, world->rank(), 2), true)).backward();
       EXPECT_LE(worst_gradient(sharded, expected), 1e-12) << "kind " << kind;
     }
-  });
-}
-
-TEST_P(EngineTest, ReshardedParameterThrowsNamingItsUnit) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    Net model;
-    const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
-    const at::Tensor& weight = model->blocks[1]->as<BlockImpl>()->a->weight;
-    EXPECT_NE(thrown_by([&] { (void)weight.sum(); }).find("unit 'blocks.1'"), std::string::npos);
-    sharded.unshard("blocks.1");
-    EXPECT_TRUE(at::equal(weight, sharded.full_parameter("blocks.1.a.weight")));
-    sharded.reshard("blocks.1");
-    EXPECT_NE(thrown_by([&] { (void)weight.sum(); }).find("unit 'blocks.1'"), std::string::npos);
-    EXPECT_NE(thrown_by([&] { sharded.unshard("blocks.7"); }).find("did you mean"), std::string::npos);
-  });
-}
-
-TEST_P(EngineTest, SteppingAtTheWrongTimeIsAnError) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    Net model;
-    const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
-    sharded.begin_update();
-    const at::Tensor loss = loss_of(model->forward(rows_of(make_inputs(8, 5, 0), world->rank(), 2)));
-    EXPECT_NE(thrown_by([&] { sharded.begin_update(); }).find("may not be written now"), std::string::npos);
-    loss.backward();
-    sharded.begin_update();
-    {
-      const at::NoGradGuard no_grad;
-      (void)model->forward(make_inputs(2, 5, 1));
-    }
-    sharded.begin_update();  // an evaluation opens the window again
-  });
-}
-
-TEST_P(EngineTest, EvaluationBetweenBackwardAndStepChangesNothing) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    Net oracle;
-    Net model;
-    model->to(at::kFloat);
-    oracle->to(at::kFloat);
-    FullyShardOptions options = block_units();
-    options.strategy = Strategy::kZero1;
-    const ShardedModel sharded = fully_shard(*model, make_mesh(world), options);
-    torch::optim::SGD plain(oracle->parameters(), torch::optim::SGDOptions(0.05));
-    torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.05));
-    for (int step = 0; step < 3; ++step) {
-      const at::Tensor batch = make_inputs(8, 5, step, at::kFloat);
-      plain.zero_grad();
-      optimizer.zero_grad();
-      loss_of(oracle->forward(batch)).backward();
-      const at::Tensor loss = loss_of(model->forward(rows_of(batch, world->rank(), 2)));
-      const auto evaluate = [&] {
-        const at::NoGradGuard no_grad;
-        EXPECT_LE((model->forward(batch) - oracle->forward(batch)).abs().max().item<float>(), 1e-5F);
-      };
-      evaluate();  // between forward and backward
-      loss.backward();
-      evaluate();  // between backward and step
-      plain.step();
-      optimizer.step();
-      evaluate();  // after the step
-    }
-  });
-}
-
-TEST_P(EngineTest, FailedForwardLeavesAWorkingModel) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    Net oracle;
-    Net model;
-    const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
-    EXPECT_NE(thrown_by([&] { (void)model->forward(at::ones({2, 9}, at::kDouble)); }), "");
-    const at::Tensor batch = make_inputs(8, 5, 0);
-    const auto expected = reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
-    loss_of(model->forward(rows_of(batch, world->rank(), 2))).backward();
-    EXPECT_LE(worst_gradient(sharded, expected), 1e-12);
-  });
-}
-
-TEST_P(EngineTest, ForwardThatBypassesTheHooksIsAnError) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    torch::nn::ModuleHolder<nn::Hooked<torch::nn::LinearImpl>> model(4, 4);
-    fill_by_formula(*model);
-    const ShardedModel sharded = fully_shard(*model, make_mesh(world), {});
-    const std::string text = thrown_by([&] { static_cast<torch::nn::LinearImpl&>(*model).forward(at::ones({2, 4})).sum().backward(); });
-    EXPECT_NE(text.find("root"), std::string::npos) << text;
-  });
-}
-
-TEST_P(EngineTest, SeveralForwardsBeforeOneBackwardAddUp) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    Net oracle;
-    Net model;
-    const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
-    const at::Tensor a = make_inputs(8, 5, 0);
-    const at::Tensor b = make_inputs(8, 5, 1);
-    const auto expected = reference_gradients([&] { return loss_of(oracle->forward(a)) + loss_of(oracle->forward(b)); }, *oracle);
-    (loss_of(model->forward(rows_of(a, world->rank(), 2))) + loss_of(model->forward(rows_of(b, world->rank(), 2)))).backward();
-    EXPECT_LE(worst_gradient(sharded, expected), 1e-12);
-  });
-}
-
-TEST_P(EngineTest, ReducedBackwardsWithoutZeroGradAddUp) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1, Strategy::kZero3}) {
-      Net oracle;
-      Net model;
-      FullyShardOptions options = block_units();
-      options.strategy = strategy;
-      const ShardedModel sharded = fully_shard(*model, make_mesh(world), options);
-      const at::Tensor a = make_inputs(8, 5, 0);
-      const at::Tensor b = make_inputs(8, 5, 1);
-      const auto expected = reference_gradients([&] { return loss_of(oracle->forward(a)) + loss_of(oracle->forward(b)); }, *oracle);
-      loss_of(model->forward(rows_of(a, world->rank(), 2))).backward();
-      loss_of(model->forward(rows_of(b, world->rank(), 2))).backward();
-      EXPECT_LE(worst_gradient(sharded, expected), 1e-12) << to_text(strategy);
-    }
-  });
-}
-
-TEST_P(EngineTest, PrefetchBoundsTheUnshardedBytes) {
-  run(2, [&](std::shared_ptr<comm::World> world) {
-    FullyShardOptions options = block_units();
-    options.share = Share::kOff;
-    const auto peak_with = [&](int prefetch, int blocks) {
-      Net model(NetOptions{.num_blocks = blocks});
-      options.forward_prefetch = prefetch;
-      options.backward_prefetch = prefetch;
-      const ShardedModel sharded = fully_shard(*model, make_mesh(world), options);
-      for (int step = 0; step < 2; ++step) {
-        loss_of(model->forward(rows_of(make_inputs(8, 5, step), world->rank(), 2))).backward();
-        sharded.zero_grad();
-      }
-      EXPECT_EQ(sharded.counters().live_unsharded_bytes, 0);
-      return sharded.counters().peak_unsharded_bytes;
-    };
-    const auto narrow = peak_with(0, 4);
-    EXPECT_EQ(narrow, peak_with(0, 12)) << "peak must not depend on depth";
-    EXPECT_EQ(peak_with(1, 4), peak_with(1, 12)) << "peak must not depend on depth";
-    EXPECT_GT(peak_with(2, 12), narrow);
-  });
-}
-
-TEST(EngineOptionsTest, BadOptionsNameWhatIsValid) {
-  testing::run_ranks(1, [](std::shared_ptr<comm::World> world) {
-    const auto refused = [&](FullyShardOptions options, const std::string& text) {
-      Net model;
-      const std::string found = thrown_by([&] { (void)fully_shard(*model, make_mesh(world), options); });
-      EXPECT_NE(found.find(text), std::string::npos) << found;
-    };
-    FullyShardOptions options;
-    options.units = {"block.*"};
-    refused(options, "units pattern 'block.*' matches no module");
-    options = {};
-    options.units = {"in"};
-    refused(options, "module 'in' of type");
-    options = {};
-    options.ignored = {"**.wieght"};
-    refused(options, "ignored pattern '**.wieght' matches no parameter");
-    options = {};
-    options.gradient_buffers = 0;
-    refused(options, "gradient_buffers");
-    options = {};
-    options.forward_prefetch = -1;
-    refused(options, "forward_prefetch");
-    options = {};
-    options.strategy = Strategy::kHsdp;
-    refused(options, "replicate");
-    options = {};
-    options.share = Share::kOn;
-    refused(options, "share = on");
-    Net model;
-    const ShardedModel once = fully_shard(*model, make_mesh(world), {});
-    EXPECT_NE(thrown_by([&] { (void)fully_shard(*model, make_mesh(world), {}); }).find("belongs to a sharded model already"), std::string::npos);
-    EXPECT_NE(thrown_by([&] { (void)once.update_tensors("decoy"); }).find("did you mean 'decay'"), std::string::npos);
-    EXPECT_NE(thrown_by([&] { (void)once.clip_grad_norm_(-1); }).find("max_norm"), std::string::npos);
-    EXPECT_NE(thrown_by([&] { (void)once.clip_grad_norm_(1, 0); }).find("norm_type"), std::string::npos);
   });
 }
 

@@ -1,10 +1,12 @@
-// Sharded training equals the single-process run: gradients, losses and updated parameters, for every strategy, world and back end.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-#include <torch/optim/adamw.h>
-
+// Sharded training equals the single-process run: gradients, losses and updated parameters, for
+// every strategy, world and back end.
 #include <string>
 #include <tuple>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/optim/adamw.h>
 
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/test_models.h"
@@ -26,14 +28,16 @@ struct Case {
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
-  return to_text(c.strategy) + "_" + std::to_string(c.ranks) + "ranks_" + std::to_string(c.replicate) + "replicas_" + testing::to_text(c.backend) +
+  return to_text(c.strategy) + "_" + std::to_string(c.ranks) + "ranks_" +
+         std::to_string(c.replicate) + "replicas_" + testing::to_text(c.backend) +
          (c.reshard ? "" : "_keep") + (c.share == Share::kOff ? "_unshared" : "");
 }
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const RankBackend backend : all_backends()) {
-    for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1, Strategy::kZero2, Strategy::kZero3}) {
+    for (const Strategy strategy :
+         {Strategy::kDdp, Strategy::kZero1, Strategy::kZero2, Strategy::kZero3}) {
       for (const int ranks : {1, 2, 3, 4}) {
         cases.push_back({strategy, ranks, 1, backend});
       }
@@ -74,13 +78,15 @@ TEST_P(EquivalenceTest, GradientsEqualTheUnshardedModel) {
         const ShardedModel sharded = fully_shard(*model, mesh, options_of(c));
         for (int step = 0; step < 2; ++step) {
           const at::Tensor batch = make_inputs(kRows, 5, step);
-          const auto expected = reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
+          const auto expected =
+              reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
           sharded.zero_grad();
           loss_of(model->forward(rows_of(batch, rank, c.ranks))).backward();
           for (const auto& [name, gradient] : expected) {
             const at::Tensor found = sharded.full_gradient(name);
             ASSERT_TRUE(found.defined()) << name;
-            EXPECT_LE((found - gradient).abs().max().item<double>(), 1e-12) << name << " step " << step;
+            EXPECT_LE((found - gradient).abs().max().item<double>(), 1e-12)
+                << name << " step " << step;
           }
         }
       },
@@ -94,7 +100,9 @@ TEST_P(EquivalenceTest, LossesOverFiftyStepsEqualTheSingleProcess) {
   std::vector<double> expected;
   Net oracle;
   {
-    torch::optim::AdamW optimizer(oracle->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+    torch::optim::AdamW optimizer(
+        oracle->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0.1)
+    );
     for (int step = 0; step < 50; ++step) {
       optimizer.zero_grad();
       const at::Tensor loss = loss_of(oracle->forward(make_inputs(kRows, 5, step)));
@@ -111,7 +119,9 @@ TEST_P(EquivalenceTest, LossesOverFiftyStepsEqualTheSingleProcess) {
           Net model;
           const comm::ProcessMesh mesh = make_mesh(world, c.replicate);
           ShardedModel sharded = fully_shard(*model, mesh, options_of(c));
-          torch::optim::AdamW optimizer(sharded.update_tensors(), torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+          torch::optim::AdamW optimizer(
+              sharded.update_tensors(), torch::optim::AdamWOptions(0.01).weight_decay(0.1)
+          );
           const auto control = world->world_communicator();
           for (int step = 0; step < 50; ++step) {
             optimizer.zero_grad();
@@ -119,13 +129,16 @@ TEST_P(EquivalenceTest, LossesOverFiftyStepsEqualTheSingleProcess) {
             at::Tensor total = at::zeros({1}, at::kDouble);
             for (int micro = 0; micro < accumulation; ++micro) {
               sharded.set_requires_gradient_sync(micro + 1 == accumulation);
-              const at::Tensor part = batch.narrow(0, micro * (kRows / accumulation), kRows / accumulation);
-              // Uneven ranks: a rank's rows are weighted so that the mean over ranks is the mean over rows.
+              const at::Tensor part =
+                  batch.narrow(0, micro * (kRows / accumulation), kRows / accumulation);
+              // Uneven ranks: a rank's rows are weighted so that the mean over ranks is the mean
+              // over rows.
               const std::int64_t rows = part.size(0);
               const std::int64_t begin = rows * rank / c.ranks;
               const std::int64_t end = rows * (rank + 1) / c.ranks;
               const at::Tensor mine = part.narrow(0, begin, end - begin);
-              const double weight = static_cast<double>(end - begin) * c.ranks / static_cast<double>(rows);
+              const double weight =
+                  static_cast<double>(end - begin) * c.ranks / static_cast<double>(rows);
               const at::Tensor loss = loss_of(model->forward(mine)) * (weight / accumulation);
               total += loss.detach();
               loss.backward();
@@ -133,10 +146,17 @@ TEST_P(EquivalenceTest, LossesOverFiftyStepsEqualTheSingleProcess) {
             optimizer.step();
             control->all_reduce(total)->wait_released();
             const double loss = total.item<double>() / c.ranks;
-            ASSERT_NEAR(loss, expected[static_cast<std::size_t>(step)], 1e-10 * std::abs(expected[static_cast<std::size_t>(step)])) << "step " << step << " accumulation " << accumulation;
+            ASSERT_NEAR(
+                loss,
+                expected[static_cast<std::size_t>(step)],
+                1e-10 * std::abs(expected[static_cast<std::size_t>(step)])
+            ) << "step "
+              << step << " accumulation " << accumulation;
           }
           for (const auto& item : oracle->named_parameters()) {
-            EXPECT_LE((sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-9) << item.key();
+            EXPECT_LE(
+                (sharded.full_parameter(item.key()) - item.value()).abs().max().item<double>(), 1e-9
+            ) << item.key();
           }
         },
         {.backend = c.backend}
@@ -146,7 +166,8 @@ TEST_P(EquivalenceTest, LossesOverFiftyStepsEqualTheSingleProcess) {
 
 INSTANTIATE_TEST_SUITE_P(All, EquivalenceTest, ::testing::ValuesIn(all_cases()), name_of);
 
-// One rank computing everything is the oracle of the oracle: sharing or gathering must not change a bit.
+// One rank computing everything is the oracle of the oracle: sharing or gathering must not change a
+// bit.
 TEST(SharingTest, SharedAndGatheredRuntimeGiveTheSameBits) {
   std::vector<std::vector<double>> losses;
   for (const Share share : {Share::kOn, Share::kOff}) {
@@ -164,7 +185,8 @@ TEST(SharingTest, SharedAndGatheredRuntimeGiveTheSameBits) {
       torch::optim::AdamW optimizer(sharded.update_tensors(), torch::optim::AdamWOptions(0.01));
       for (int step = 0; step < 10; ++step) {
         optimizer.zero_grad();
-        const at::Tensor loss = loss_of(model->forward(rows_of(make_inputs(kRows, 5, step), rank, 2)));
+        const at::Tensor loss =
+            loss_of(model->forward(rows_of(make_inputs(kRows, 5, step), rank, 2)));
         loss.backward();
         optimizer.step();
         if (rank == 0) {

@@ -1,12 +1,13 @@
-// See fully_shard.h: finds units and parameters in a module tree and connects the module's hooks with the engine.
+// See fully_shard.h: finds units and parameters in a module tree and connects the module's hooks
+// with the engine.
 #include "hypershard/shard/fully_shard.h"
-
-#include <ATen/ops/empty_like.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <map>
 #include <utility>
+
+#include <ATen/ops/empty_like.h>
+#include <torch/nn/module.h>
 
 #include "hypershard/core/env.h"
 #include "hypershard/core/error.h"
@@ -25,12 +26,17 @@ namespace {
 class UnitHooks final : public nn::ForwardHooks {
  public:
   UnitHooks(std::shared_ptr<Engine> engine, int unit) : engine_(std::move(engine)), unit_(unit) {}
-  void pre_forward(std::span<at::Tensor* const> inputs) override { engine_->pre_forward(unit_, inputs); }
-  void post_forward(std::span<at::Tensor* const> outputs) override { engine_->post_forward(unit_, outputs); }
+  void pre_forward(std::span<at::Tensor* const> inputs) override {
+    engine_->pre_forward(unit_, inputs);
+  }
+  void post_forward(std::span<at::Tensor* const> outputs) override {
+    engine_->post_forward(unit_, outputs);
+  }
   void forward_failed() noexcept override { engine_->forward_failed(); }
 
  private:
-  std::shared_ptr<Engine> engine_;  // the module keeps its engine alive; the engine knows tensors only
+  std::shared_ptr<Engine>
+      engine_;  // the module keeps its engine alive; the engine knows tensors only
   int unit_;
 };
 
@@ -39,7 +45,9 @@ struct NamedModule {
   torch::nn::Module* module;
 };
 
-void list_modules(torch::nn::Module& module, const std::string& path, std::vector<NamedModule>& out) {
+void list_modules(
+    torch::nn::Module& module, const std::string& path, std::vector<NamedModule>& out
+) {
   out.push_back({path, &module});
   for (const auto& child : module.named_children()) {
     list_modules(*child.value(), path.empty() ? child.key() : path + "." + child.key(), out);
@@ -55,18 +63,24 @@ std::vector<Glob> compile(const std::vector<std::string>& patterns) {
 }
 
 bool any_matches(const std::vector<Glob>& globs, const std::string& path) {
-  return std::any_of(globs.begin(), globs.end(), [&](const Glob& glob) { return glob.matches(path); });
+  return std::any_of(globs.begin(), globs.end(), [&](const Glob& glob) {
+    return glob.matches(path);
+  });
 }
 
 bool encloses(const std::string& outer, const std::string& inner) {
-  return outer.empty() || inner == outer || (inner.size() > outer.size() && inner.compare(0, outer.size(), outer) == 0 && inner[outer.size()] == '.');
+  return outer.empty() || inner == outer ||
+         (inner.size() > outer.size() && inner.compare(0, outer.size(), outer) == 0 &&
+          inner[outer.size()] == '.');
 }
 
 // Collects units and their parameters from a module tree.
 class Collector {
  public:
   Collector(torch::nn::Module& root, const FullyShardOptions& options)
-      : options_(options), unit_globs_(compile(options.units)), ignored_globs_(compile(options.ignored)) {
+      : options_(options),
+        unit_globs_(compile(options.units)),
+        ignored_globs_(compile(options.ignored)) {
     list_modules(root, "", modules_);
     find_units();
     find_parameters();
@@ -91,15 +105,32 @@ class Collector {
       }
     }
     for (const Glob& glob : unit_globs_) {
-      const bool hit = std::any_of(paths.begin(), paths.end(), [&](const std::string& path) { return glob.matches(path); });
-      HS_CHECK(hit, "shard: units pattern '", glob.pattern(), "' matches no module; the model has ", paths.size(), " modules",
-               HS_HINT(suggestion(glob.pattern(), paths)));
+      const bool hit = std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
+        return glob.matches(path);
+      });
+      HS_CHECK(
+          hit,
+          "shard: units pattern '",
+          glob.pattern(),
+          "' matches no module; the model has ",
+          paths.size(),
+          " modules",
+          HS_HINT(suggestion(glob.pattern(), paths))
+      );
     }
     for (const NamedModule& unit : units_) {
       HS_CHECK(
-          dynamic_cast<nn::HookPoint*>(unit.module) != nullptr, "shard: module '", unit.path.empty() ? std::string("(root)") : unit.path, "' of type ",
-          unit.module->name(), " has no forward hooks and cannot be a unit",
-          HS_HINT("derive its Impl from nn::Hookable, or build it as nn::Hooked<", unit.module->name(), ">")
+          dynamic_cast<nn::HookPoint*>(unit.module) != nullptr,
+          "shard: module '",
+          unit.path.empty() ? std::string("(root)") : unit.path,
+          "' of type ",
+          unit.module->name(),
+          " has no forward hooks and cannot be a unit",
+          HS_HINT(
+              "derive its Impl from nn::Hookable, or build it as nn::Hooked<",
+              unit.module->name(),
+              ">"
+          )
       );
     }
   }
@@ -107,18 +138,21 @@ class Collector {
   std::size_t unit_of(const std::string& module_path) const {
     std::size_t best = 0;
     for (std::size_t i = 1; i < units_.size(); ++i) {
-      if (encloses(units_[i].path, module_path) && units_[i].path.size() > units_[best].path.size()) {
+      if (encloses(units_[i].path, module_path) &&
+          units_[i].path.size() > units_[best].path.size()) {
         best = i;
       }
     }
     return best;
   }
 
-  // The innermost unit that encloses two units: where a tied parameter must live to be whole in both.
+  // The innermost unit that encloses two units: where a tied parameter must live to be whole in
+  // both.
   std::size_t common_unit(std::size_t a, std::size_t b) const {
     std::size_t best = 0;
     for (std::size_t i = 1; i < units_.size(); ++i) {
-      if (encloses(units_[i].path, units_[a].path) && encloses(units_[i].path, units_[b].path) && units_[i].path.size() > units_[best].path.size()) {
+      if (encloses(units_[i].path, units_[a].path) && encloses(units_[i].path, units_[b].path) &&
+          units_[i].path.size() > units_[best].path.size()) {
         best = i;
       }
     }
@@ -142,10 +176,19 @@ class Collector {
       return;
     }
     HS_CHECK(
-        nn::slot_of(tensor) == nullptr, "shard: parameter '", name, "' belongs to a sharded model already", HS_HINT("call fully_shard once, on the outermost module")
+        nn::slot_of(tensor) == nullptr,
+        "shard: parameter '",
+        name,
+        "' belongs to a sharded model already",
+        HS_HINT("call fully_shard once, on the outermost module")
     );
     HS_SUPPORTED(
-        tensor.is_meta() || tensor.device().is_cpu(), "shard: parameter '", name, "' lies on device ", tensor.device().str(), "; only cpu and meta are supported in this build"
+        tensor.is_meta() || tensor.device().is_cpu(),
+        "shard: parameter '",
+        name,
+        "' lies on device ",
+        tensor.device().str(),
+        "; only cpu and meta are supported in this build"
     );
     const auto known = by_tensor_.find(tensor.unsafeGetTensorImpl());
     if (known != by_tensor_.end()) {
@@ -155,7 +198,14 @@ class Collector {
       return;
     }
     by_tensor_[tensor.unsafeGetTensorImpl()] = found_.size();
-    LogicalParam param{.name = name, .aliases = {}, .tensor = tensor, .shape = tensor.sizes().vec(), .family = {}, .on_meta = tensor.is_meta()};
+    LogicalParam param{
+        .name = name,
+        .aliases = {},
+        .tensor = tensor,
+        .shape = tensor.sizes().vec(),
+        .family = {},
+        .on_meta = tensor.is_meta()
+    };
     if (options_.update_family) {
       param.family = options_.update_family(name, param.shape);
     } else {
@@ -166,8 +216,17 @@ class Collector {
 
   void check_ignored() const {
     for (const Glob& glob : ignored_globs_) {
-      const bool hit = std::any_of(names_.begin(), names_.end(), [&](const std::string& name) { return glob.matches(name); });
-      HS_CHECK(hit, "shard: ignored pattern '", glob.pattern(), "' matches no parameter; the model has ", names_.size(), HS_HINT(suggestion(glob.pattern(), names_)));
+      const bool hit = std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
+        return glob.matches(name);
+      });
+      HS_CHECK(
+          hit,
+          "shard: ignored pattern '",
+          glob.pattern(),
+          "' matches no parameter; the model has ",
+          names_.size(),
+          HS_HINT(suggestion(glob.pattern(), names_))
+      );
     }
   }
 
@@ -181,12 +240,21 @@ class Collector {
   std::map<const c10::TensorImpl*, std::size_t> by_tensor_;
 };
 
-bool is_half(c10::ScalarType dtype) { return c10::isFloatingType(dtype) && c10::elementSize(dtype) < 4; }
+bool is_half(c10::ScalarType dtype) {
+  return c10::isFloatingType(dtype) && c10::elementSize(dtype) < 4;
+}
 
 GroupDtypes settle_dtypes(const MixedPrecision& precision, const LogicalParam& param) {
   const c10::ScalarType own = param.tensor.scalar_type();
   if (!c10::isFloatingType(own)) {
-    HS_CHECK(!param.tensor.requires_grad(), "shard: parameter '", param.name, "' of dtype ", c10::toString(own), " requires a gradient; only floating parameters can");
+    HS_CHECK(
+        !param.tensor.requires_grad(),
+        "shard: parameter '",
+        param.name,
+        "' of dtype ",
+        c10::toString(own),
+        " requires a gradient; only floating parameters can"
+    );
     return {.storage = own, .compute = own, .reduce = own, .update = own};
   }
   const auto widen = [](c10::ScalarType dtype) { return is_half(dtype) ? c10::kFloat : dtype; };
@@ -213,8 +281,13 @@ std::vector<UnitSpec> Collector::specs() {
 void check_precision(const MixedPrecision& precision) {
   const auto check = [](const std::optional<c10::ScalarType>& dtype, const char* what) {
     HS_CHECK(
-        !dtype || *dtype == c10::kDouble || *dtype == c10::kFloat || *dtype == c10::kBFloat16 || *dtype == c10::kHalf, "shard: precision.", what, " is ",
-        c10::toString(dtype.value_or(c10::kFloat)), "; expected float64, float32, bfloat16 or float16"
+        !dtype || *dtype == c10::kDouble || *dtype == c10::kFloat || *dtype == c10::kBFloat16 ||
+            *dtype == c10::kHalf,
+        "shard: precision.",
+        what,
+        " is ",
+        c10::toString(dtype.value_or(c10::kFloat)),
+        "; expected float64, float32, bfloat16 or float16"
     );
   };
   check(precision.storage, "storage");
@@ -224,7 +297,8 @@ void check_precision(const MixedPrecision& precision) {
   check(precision.output, "output");
 }
 
-// A hash of the values' bits, eight bytes at a time; enough to catch a rank that was seeded otherwise.
+// A hash of the values' bits, eight bytes at a time; enough to catch a rank that was seeded
+// otherwise.
 std::int64_t hash_values(const at::Tensor& tensor) {
   const at::Tensor values = tensor.detach().contiguous();
   const auto bytes = static_cast<std::size_t>(values.numel() * values.element_size());
@@ -240,7 +314,9 @@ std::int64_t hash_values(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(hash_memory(data + at, bytes - at, hash));
 }
 
-void agree_on_values(const std::vector<UnitSpec>& specs, comm::Communicator& ranks, InitialValues how) {
+void agree_on_values(
+    const std::vector<UnitSpec>& specs, comm::Communicator& ranks, InitialValues how
+) {
   if (ranks.size() == 1 || how == InitialValues::kTrust) {
     return;
   }
@@ -249,7 +325,9 @@ void agree_on_values(const std::vector<UnitSpec>& specs, comm::Communicator& ran
   for (const UnitSpec& spec : specs) {
     for (const UnitParam& each : spec.params) {
       params.push_back(&each.param);
-      const std::string shape = hypershard::concat_text(each.param.name, each.param.shape, c10::toString(each.param.tensor.scalar_type()));
+      const std::string shape = hypershard::concat_text(
+          each.param.name, each.param.shape, c10::toString(each.param.tensor.scalar_type())
+      );
       const bool compare_values = how == InitialValues::kCheckEqual && !each.param.on_meta;
       signature.push_back(static_cast<std::int64_t>(hash_bytes(shape)));
       signature.push_back(compare_values ? hash_values(each.param.tensor) : 0);
@@ -258,12 +336,20 @@ void agree_on_values(const std::vector<UnitSpec>& specs, comm::Communicator& ran
   at::Tensor count = at::empty({1}, at::TensorOptions().dtype(at::kLong));
   count.fill_(static_cast<std::int64_t>(params.size()));
   const at::Tensor counts = internal::gather_rows(ranks, count);
-  at::Tensor mine = at::empty({static_cast<std::int64_t>(signature.size())}, at::TensorOptions().dtype(at::kLong));
+  at::Tensor mine = at::empty(
+      {static_cast<std::int64_t>(signature.size())}, at::TensorOptions().dtype(at::kLong)
+  );
   std::copy(signature.begin(), signature.end(), mine.mutable_data_ptr<std::int64_t>());
   const auto* per_rank = counts.const_data_ptr<std::int64_t>();
   for (int r = 0; r < ranks.size(); ++r) {
-    HS_CHECK_EQ(per_rank[r], per_rank[0], "shard: ranks were given different models: rank ", ranks.info().global_ranks[static_cast<std::size_t>(r)], " has another number of parameters than rank ",
-                ranks.info().global_ranks[0]);
+    HS_CHECK_EQ(
+        per_rank[r],
+        per_rank[0],
+        "shard: ranks were given different models: rank ",
+        ranks.info().global_ranks[static_cast<std::size_t>(r)],
+        " has another number of parameters than rank ",
+        ranks.info().global_ranks[0]
+    );
   }
   if (signature.empty()) {
     return;
@@ -277,8 +363,19 @@ void agree_on_values(const std::vector<UnitSpec>& specs, comm::Communicator& ran
       const int global = ranks.info().global_ranks[static_cast<std::size_t>(r)];
       const char* what = i % 2 == 0 ? "name, shape or dtype" : "initial values";
       HS_CHECK(
-          rows[r * width + i] == rows[i], "shard: parameter '", param.name, "' (shape ", param.shape, ") differs in ", what, " between rank ", ranks.info().global_ranks[0], " and rank ", global,
-          HS_HINT("seed every rank alike before building the model, or set initial_values = broadcast to take rank 0's, or trust to take each rank's own part")
+          rows[r * width + i] == rows[i],
+          "shard: parameter '",
+          param.name,
+          "' (shape ",
+          param.shape,
+          ") differs in ",
+          what,
+          " between rank ",
+          ranks.info().global_ranks[0],
+          " and rank ",
+          global,
+          HS_HINT("seed every rank alike before building the model, or set initial_values = "
+                  "broadcast to take rank 0's, or trust to take each rank's own part")
       );
     }
   }
@@ -297,7 +394,9 @@ void agree_on_values(const std::vector<UnitSpec>& specs, comm::Communicator& ran
 
 }  // namespace
 
-ShardedModel fully_shard(torch::nn::Module& module, const comm::ProcessMesh& mesh, const FullyShardOptions& given) {
+ShardedModel fully_shard(
+    torch::nn::Module& module, const comm::ProcessMesh& mesh, const FullyShardOptions& given
+) {
   const ErrorContext context("fully_shard");
   FullyShardOptions options = given;
   check_precision(options.precision);
@@ -311,14 +410,19 @@ ShardedModel fully_shard(torch::nn::Module& module, const comm::ProcessMesh& mes
   Collector collector(module, options);
   std::vector<UnitSpec> specs = collector.specs();
   const layout::DataAxes axes = layout::find_data_axes(mesh.mesh(), options.strategy);
-  const layout::PlaneLayouts layouts = options.layouts ? *options.layouts : layout::plane_layouts(options.strategy, mesh.mesh(), axes);
+  const layout::PlaneLayouts layouts =
+      options.layouts ? *options.layouts
+                      : layout::plane_layouts(options.strategy, mesh.mesh(), axes);
   DataParallel parallel = make_data_parallel(mesh, layouts, axes);
   agree_on_values(specs, *parallel.control, options.initial_values);
-  auto engine = std::make_shared<Engine>(std::move(parallel), axes.replicate, std::move(options), std::move(specs));
+  auto engine = std::make_shared<Engine>(
+      std::move(parallel), axes.replicate, std::move(options), std::move(specs)
+  );
   engine->hook_all_parameters();
   const std::vector<NamedModule> units = collector.units();
   for (std::size_t i = 0; i < units.size(); ++i) {
-    dynamic_cast<nn::HookPoint&>(*units[i].module).add_forward_hooks(std::make_shared<UnitHooks>(engine, static_cast<int>(i)));
+    dynamic_cast<nn::HookPoint&>(*units[i].module)
+        .add_forward_hooks(std::make_shared<UnitHooks>(engine, static_cast<int>(i)));
   }
   return ShardedModel(std::move(engine));
 }

@@ -1,11 +1,11 @@
 // See gradient_buffers.h.
 #include "hypershard/shard/gradient_buffers.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/shard/buffer_pool.h"
@@ -14,7 +14,9 @@ namespace hypershard::shard {
 
 namespace {
 
-std::map<std::int64_t, std::int64_t> count_sizes(const std::vector<std::int64_t>& unit_bytes, int depth) {
+std::map<std::int64_t, std::int64_t> count_sizes(
+    const std::vector<std::int64_t>& unit_bytes, int depth
+) {
   std::map<std::int64_t, std::int64_t> counts;
   for (const std::int64_t bytes : unit_bytes) {
     if (bytes > 0) {
@@ -27,11 +29,16 @@ std::map<std::int64_t, std::int64_t> count_sizes(const std::vector<std::int64_t>
 }  // namespace
 
 GradientBuffers::GradientBuffers(
-    const std::vector<std::int64_t>& unit_bytes, int depth, comm::Communicator* reader, Counters* counters,
+    const std::vector<std::int64_t>& unit_bytes,
+    int depth,
+    comm::Communicator* reader,
+    Counters* counters,
     std::function<void(const comm::WorkPtr&)> drive
 )
     : counters_(counters), drive_(std::move(drive)) {
-  HS_CHECK_GE(depth, 1, "shard: gradient_buffers is the number of units whose reduction may be in flight");
+  HS_CHECK_GE(
+      depth, 1, "shard: gradient_buffers is the number of units whose reduction may be in flight"
+  );
   const auto counts = count_sizes(unit_bytes, depth);
   if (reader == nullptr || !reader->has_shared_memory()) {
     return;  // buffers come one by one, when first needed
@@ -49,7 +56,9 @@ GradientBuffers::GradientBuffers(
   for (const auto& [bytes, count] : counts) {
     for (std::int64_t i = 0; i < count; ++i) {
       auto buffer = std::make_unique<Buffer>();
-      buffer->bytes = at::from_blob(next, {bytes}, [arena = arena_](void*) {}, at::TensorOptions().dtype(at::kByte));
+      buffer->bytes = at::from_blob(
+          next, {bytes}, [arena = arena_](void*) {}, at::TensorOptions().dtype(at::kByte)
+      );
       row(bytes).push_back(std::move(buffer));
       next += align_bytes(bytes);
     }
@@ -65,10 +74,12 @@ void GradientBuffers::add_private(Row& row, std::int64_t bytes) {
 
 GradientBuffers::Buffer* GradientBuffers::acquire(std::int64_t bytes) {
   Row& candidates = row(bytes);
-  const auto free = std::find_if(candidates.begin(), candidates.end(), [](const auto& b) { return !b->busy; });
+  const auto free =
+      std::find_if(candidates.begin(), candidates.end(), [](const auto& b) { return !b->busy; });
   Buffer* chosen = nullptr;
   if (free == candidates.end()) {
-    // All are being written, or wait for a unit that comes earlier in the order: only a buffer more can help.
+    // All are being written, or wait for a unit that comes earlier in the order: only a buffer more
+    // can help.
     add_private(candidates, bytes);
     chosen = candidates.back().get();
   } else {

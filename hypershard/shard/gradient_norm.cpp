@@ -1,11 +1,11 @@
 // The joint norm of sharded gradients, and who holds the first value that is not a number.
+#include <cmath>
+#include <limits>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/GradMode.h>
-
-#include <cmath>
-#include <limits>
 
 #include "hypershard/core/error.h"
 #include "hypershard/shard/engine.h"
@@ -17,7 +17,9 @@ namespace hypershard::shard {
 namespace {
 
 // Keeps NaN, whatever the order of its arguments.
-double max_or_nan(double a, double b) { return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::max(a, b); }
+double max_or_nan(double a, double b) {
+  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::max(a, b);
+}
 
 // Joins the local values (sums of powers, or maxima) of all ranks along one axis, in rank order.
 double join(comm::Communicator& axis, double mine, bool take_max) {
@@ -48,13 +50,16 @@ std::int64_t first_non_finite(const UpdateTensor& update, const at::Tensor& valu
 double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
   const c10::NoGradGuard no_grad;
   HS_CHECK(max_norm >= 0, "shard: max_norm is ", max_norm, "; expected 0 or more");
-  HS_CHECK(norm_type > 0, "shard: norm_type is ", norm_type, "; expected a positive number or infinity");
+  HS_CHECK(
+      norm_type > 0, "shard: norm_type is ", norm_type, "; expected a positive number or infinity"
+  );
   const bool take_max = std::isinf(norm_type);
   double local = 0;
   for (const UpdateTensor& update : update_parameters()) {
     const at::Tensor& grad = update.tensor.grad();
     if (grad.defined() && grad.numel() > 0) {
-      const double norm = at::linalg_vector_norm(grad, norm_type, c10::nullopt, false, at::kDouble).item<double>();
+      const double norm =
+          at::linalg_vector_norm(grad, norm_type, c10::nullopt, false, at::kDouble).item<double>();
       local = take_max ? max_or_nan(local, norm) : local + std::pow(norm, norm_type);
     }
   }
@@ -64,7 +69,8 @@ double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
     }
   }
   const double norm = take_max ? local : std::pow(local, 1.0 / norm_type);
-  // The small term keeps the factor finite for a zero gradient; it is PyTorch's, so that both clip alike.
+  // The small term keeps the factor finite for a zero gradient; it is PyTorch's, so that both clip
+  // alike.
   const double factor = max_norm / (norm + 1e-6);
   if (std::isfinite(norm) && factor < 1.0) {
     for (const UpdateTensor& update : update_parameters()) {
@@ -79,7 +85,8 @@ double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
 
 std::string ShardedModel::find_non_finite() const {
   const c10::NoGradGuard no_grad;
-  // Per rank: index of the parameter in order of registration (-1: none), and whether it is the gradient.
+  // Per rank: index of the parameter in order of registration (-1: none), and whether it is the
+  // gradient.
   at::Tensor mine = at::empty({2}, at::TensorOptions().dtype(at::kLong));
   auto* found = mine.mutable_data_ptr<std::int64_t>();
   found[0] = -1;
@@ -90,7 +97,9 @@ std::string ShardedModel::find_non_finite() const {
       const at::Tensor values = gradient ? update.tensor.grad() : update.tensor;
       const std::int64_t piece = values.defined() ? first_non_finite(update, values) : -1;
       if (piece >= 0 && found[0] < 0) {
-        const auto at = std::find(names.begin(), names.end(), update.pieces[static_cast<std::size_t>(piece)].name);
+        const auto at = std::find(
+            names.begin(), names.end(), update.pieces[static_cast<std::size_t>(piece)].name
+        );
         found[0] = at - names.begin();
         found[1] = gradient ? 1 : 0;
       }
@@ -109,7 +118,11 @@ std::string ShardedModel::find_non_finite() const {
     return {};
   }
   return concat_text(
-      "parameter '", names[static_cast<std::size_t>(rows[2 * best])], "' (", rows[2 * best + 1] != 0 ? "gradient" : "value", ") on rank ",
+      "parameter '",
+      names[static_cast<std::size_t>(rows[2 * best])],
+      "' (",
+      rows[2 * best + 1] != 0 ? "gradient" : "value",
+      ") on rank ",
       ranks.info().global_ranks[static_cast<std::size_t>(best)]
   );
 }

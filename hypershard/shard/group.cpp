@@ -1,12 +1,13 @@
-// See group.h: packing, placing and the runtime and update planes. The gradient plane is in group_gradient.cpp.
+// See group.h: packing, placing and the runtime and update planes. The gradient plane is in
+// group_gradient.cpp.
 #include "hypershard/shard/group.h"
+
+#include <algorithm>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-
-#include <algorithm>
-#include <utility>
 
 #include "hypershard/core/error.h"
 
@@ -29,9 +30,12 @@ layout::GroupPacking pack(const std::vector<LogicalParam>& params, const DataPar
   return layout::pack_group(requests, {.cut_sizes = cut_sizes, .alignment = kAlignment});
 }
 
-// Families side by side, so that each is one run of the buffer; otherwise the order of registration.
+// Families side by side, so that each is one run of the buffer; otherwise the order of
+// registration.
 std::vector<LogicalParam> by_family(std::vector<LogicalParam> params) {
-  std::stable_sort(params.begin(), params.end(), [](const LogicalParam& a, const LogicalParam& b) { return a.family < b.family; });
+  std::stable_sort(params.begin(), params.end(), [](const LogicalParam& a, const LogicalParam& b) {
+    return a.family < b.family;
+  });
   return params;
 }
 
@@ -67,15 +71,23 @@ std::string parameters_text(const std::vector<LogicalParam>& params) {
 
 std::string to_text(RuntimeMode mode) {
   switch (mode) {
-    case RuntimeMode::kResident: return "resident";
-    case RuntimeMode::kGathered: return "gathered";
-    case RuntimeMode::kShared: return "shared";
+    case RuntimeMode::kResident:
+      return "resident";
+    case RuntimeMode::kGathered:
+      return "gathered";
+    case RuntimeMode::kShared:
+      return "shared";
   }
   return "?";
 }
 
 ParamGroup::ParamGroup(
-    std::string name, std::string unit, std::vector<LogicalParam> params, GroupDtypes dtypes, bool trainable, const DataParallel* parallel,
+    std::string name,
+    std::string unit,
+    std::vector<LogicalParam> params,
+    GroupDtypes dtypes,
+    bool trainable,
+    const DataParallel* parallel,
     Counters* counters
 )
     : name_(std::move(name)),
@@ -90,7 +102,9 @@ ParamGroup::ParamGroup(
       written_(params_.size(), 0),
       arrived_(params_.size(), 0) {}
 
-RuntimeMode ParamGroup::choose_mode(const DataParallel& parallel, const GroupDtypes& dtypes, bool may_share, std::string* why_not) {
+RuntimeMode ParamGroup::choose_mode(
+    const DataParallel& parallel, const GroupDtypes& dtypes, bool may_share, std::string* why_not
+) {
   int pieces = 1;
   for (int level = 0; level < parallel.runtime_levels; ++level) {
     pieces *= parallel.cuts[static_cast<std::size_t>(level)].size;
@@ -105,7 +119,8 @@ RuntimeMode ParamGroup::choose_mode(const DataParallel& parallel, const GroupDty
   } else if (pieces != first.size) {
     *why_not = "the runtime layout is cut along more than one axis";
   } else if (!first.gather->has_shared_memory()) {
-    *why_not = "the ranks of axis '" + first.name + "' talk through " + first.gather->backend() + ", which has no shared memory";
+    *why_not = "the ranks of axis '" + first.name + "' talk through " + first.gather->backend() +
+               ", which has no shared memory";
   } else if (dtypes.storage != dtypes.compute) {
     *why_not = "parameters are stored and computed in different dtypes";
   } else {
@@ -114,7 +129,9 @@ RuntimeMode ParamGroup::choose_mode(const DataParallel& parallel, const GroupDty
   return RuntimeMode::kGathered;
 }
 
-void ParamGroup::place(RuntimeMode mode, const std::byte* read, std::byte* write, std::shared_ptr<void> owner) {
+void ParamGroup::place(
+    RuntimeMode mode, const std::byte* read, std::byte* write, std::shared_ptr<void> owner
+) {
   mode_ = mode;
   const layout::Range own = runtime_range();
   const auto item = static_cast<std::int64_t>(c10::elementSize(dtypes_.storage));
@@ -133,7 +150,9 @@ void ParamGroup::place(RuntimeMode mode, const std::byte* read, std::byte* write
   update_is_runtime_ = dtypes_.storage == dtypes_.update;
   if (update_is_runtime_) {
     const at::Tensor slice = shard_.narrow(0, mine.begin - own.begin, mine.numel());
-    update_ = flat_tensor(slice.mutable_data_ptr(), mine.numel(), dtypes_.update, std::make_shared<at::Tensor>(shard_));
+    update_ = flat_tensor(
+        slice.mutable_data_ptr(), mine.numel(), dtypes_.update, std::make_shared<at::Tensor>(shard_)
+    );
   } else {
     update_ = zeros(mine.numel(), dtypes_.update);
   }
@@ -146,10 +165,12 @@ void ParamGroup::adopt_parameters() {
   const layout::Range mine = update_range();
   const layout::Range own = runtime_range();
   whole_.emplace(
-      whole_compute_bytes(), c10::Device(c10::kCPU),
+      whole_compute_bytes(),
+      c10::Device(c10::kCPU),
       "hypershard: a parameter of unit '" + unit_ + "' (" + parameters_text(params_) +
           ") was accessed while the unit is resharded. To read it call unshard(\"" + unit_ +
-          "\") first, or full_parameter(name). If an optimizer or a clipping function did this: build it over update_parameters() of the sharded model"
+          "\") first, or full_parameter(name). If an optimizer or a clipping function did this: "
+          "build it over update_parameters() of the sharded model"
   );
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const layout::Segment& segment = packing_.segments[i];
@@ -158,19 +179,23 @@ void ParamGroup::adopt_parameters() {
       const at::Tensor flat = tensor.detach().reshape({-1});
       const layout::Range whole{segment.offset, segment.offset + segment.numel};
       if (const layout::Range part = layout::intersect(whole, mine); part.numel() > 0) {
-        update_.narrow(0, part.begin - mine.begin, part.numel()).copy_(flat.narrow(0, part.begin - whole.begin, part.numel()));
+        update_.narrow(0, part.begin - mine.begin, part.numel())
+            .copy_(flat.narrow(0, part.begin - whole.begin, part.numel()));
       }
-      if (const layout::Range part = layout::intersect(whole, own); part.numel() > 0 && !update_is_runtime_) {
+      if (const layout::Range part = layout::intersect(whole, own);
+          part.numel() > 0 && !update_is_runtime_) {
         // Through the update dtype, so that publishing later gives the same bits.
         shard_.narrow(0, part.begin - own.begin, part.numel())
             .copy_(flat.narrow(0, part.begin - whole.begin, part.numel()).to(dtypes_.update));
       } else if (part.numel() > 0) {
-        shard_.narrow(0, part.begin - own.begin, part.numel()).copy_(flat.narrow(0, part.begin - whole.begin, part.numel()));
+        shard_.narrow(0, part.begin - own.begin, part.numel())
+            .copy_(flat.narrow(0, part.begin - whole.begin, part.numel()));
       }
     }
     const at::Tensor view = whole_->view(segment.offset, segment.shape, dtypes_.compute);
     if (params_[i].on_meta) {
-      tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());  // set_data refuses to change the device
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr()
+      );  // set_data refuses to change the device
     } else {
       tensor.set_data(view);
     }
@@ -181,7 +206,9 @@ void ParamGroup::adopt_parameters() {
 }
 
 void ParamGroup::add_unshard_stages(
-    std::vector<StagedWork::Stage>& stages, const at::Tensor& storage_bytes, const at::Tensor& compute_bytes
+    std::vector<StagedWork::Stage>& stages,
+    const at::Tensor& storage_bytes,
+    const at::Tensor& compute_bytes
 ) {
   if (mode_ != RuntimeMode::kGathered) {
     return;
@@ -203,18 +230,22 @@ void ParamGroup::add_unshard_stages(
     input = output;
   }
   if (dtypes_.storage != dtypes_.compute) {
-    stages.push_back([this, whole, compute = typed_view(compute_bytes, 0, packing_.numel, dtypes_.compute)] {
-      const c10::NoGradGuard no_grad;
-      compute.copy_(whole);
-      counters_->copied_bytes += compute.numel() * compute.element_size();
-      return comm::WorkPtr();
-    });
+    stages.push_back(
+        [this, whole, compute = typed_view(compute_bytes, 0, packing_.numel, dtypes_.compute)] {
+          const c10::NoGradGuard no_grad;
+          compute.copy_(whole);
+          counters_->copied_bytes += compute.numel() * compute.element_size();
+          return comm::WorkPtr();
+        }
+    );
   }
 }
 
 void ParamGroup::attach(const at::Tensor& compute_bytes) {
   if (mode_ != RuntimeMode::kResident) {
-    whole_->attach(mode_ == RuntimeMode::kShared ? resident_data_ : compute_bytes.mutable_data_ptr());
+    whole_->attach(
+        mode_ == RuntimeMode::kShared ? resident_data_ : compute_bytes.mutable_data_ptr()
+    );
   }
 }
 
@@ -225,7 +256,9 @@ void ParamGroup::detach() {
 }
 
 // Gathers in place, innermost level first; `whole` covers `whole_range` of the packing.
-void ParamGroup::gather_levels(const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level) {
+void ParamGroup::gather_levels(
+    const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level
+) {
   for (int level = from_level - 1; level >= to_level; --level) {
     const DataAxis& axis = parallel_->cuts[static_cast<std::size_t>(level)];
     if (axis.size == 1) {
@@ -236,8 +269,10 @@ void ParamGroup::gather_levels(const at::Tensor& whole, layout::Range whole_rang
     const layout::Range own = packing_.range(parallel_->coordinates(level + 1));
     axis.gather
         ->all_gather(
-            whole.narrow(0, range.begin - whole_range.begin, range.numel()), whole.narrow(0, own.begin - whole_range.begin, own.numel()),
-            packing_.counts(coords), unit_
+            whole.narrow(0, range.begin - whole_range.begin, range.numel()),
+            whole.narrow(0, own.begin - whole_range.begin, own.numel()),
+            packing_.counts(coords),
+            unit_
         )
         ->wait();
   }
@@ -267,18 +302,25 @@ void ParamGroup::make_update_tensors() {
   const layout::Range mine = update_range();
   const auto add = [&](std::size_t first, std::size_t last) {
     const std::int64_t begin = first == 0 ? 0 : packing_.segments[first].offset;
-    const std::int64_t end = last == params_.size() ? packing_.numel : packing_.segments[last].offset;
+    const std::int64_t end =
+        last == params_.size() ? packing_.numel : packing_.segments[last].offset;
     const layout::Range run = layout::intersect({begin, end}, mine);
     if (run.numel() == 0 && !(last == params_.size() && updates_.empty())) {
       return;
     }
     const std::string& family = params_[first].family;
-    UpdateTensor update{.name = name_ + "/" + family, .family = family, .tensor = {}, .range = run, .pieces = {}};
-    const at::Tensor slice = update_.narrow(0, run.numel() == 0 ? 0 : run.begin - mine.begin, run.numel());
-    update.tensor = flat_tensor(slice.mutable_data_ptr(), run.numel(), dtypes_.update, std::make_shared<at::Tensor>(update_));
+    UpdateTensor update{
+        .name = name_ + "/" + family, .family = family, .tensor = {}, .range = run, .pieces = {}
+    };
+    const at::Tensor slice =
+        update_.narrow(0, run.numel() == 0 ? 0 : run.begin - mine.begin, run.numel());
+    update.tensor = flat_tensor(
+        slice.mutable_data_ptr(), run.numel(), dtypes_.update, std::make_shared<at::Tensor>(update_)
+    );
     for (std::size_t i = first; i < last; ++i) {
       const layout::Segment& segment = packing_.segments[i];
-      const layout::Range part = layout::intersect({segment.offset, segment.offset + segment.numel}, run);
+      const layout::Range part =
+          layout::intersect({segment.offset, segment.offset + segment.numel}, run);
       if (part.numel() > 0) {
         update.pieces.push_back(
             {.name = segment.name,
@@ -300,13 +342,21 @@ void ParamGroup::make_update_tensors() {
 }
 
 bool ParamGroup::gradient_is_fresh() const {
-  return std::none_of(updates_.begin(), updates_.end(), [](const UpdateTensor& update) { return update.tensor.grad().defined(); });
+  return std::none_of(updates_.begin(), updates_.end(), [](const UpdateTensor& update) {
+    return update.tensor.grad().defined();
+  });
 }
 
 at::Tensor ParamGroup::gather_update(const at::Tensor& own) {
   const c10::NoGradGuard no_grad;
   const layout::Range mine = update_range();
-  HS_CHECK_EQ(own.numel(), mine.numel(), "shard: gather_update of group '", name_, "' wants the rank's own update range");
+  HS_CHECK_EQ(
+      own.numel(),
+      mine.numel(),
+      "shard: gather_update of group '",
+      name_,
+      "' wants the rank's own update range"
+  );
   at::Tensor whole = at::empty({packing_.numel}, own.options());
   whole.narrow(0, mine.begin, mine.numel()).copy_(own);
   gather_levels(whole, {0, packing_.numel}, parallel_->update_levels, 0);

@@ -1,8 +1,7 @@
 // A group: parameters of one unit with the same dtypes and trainability, packed side by side.
-// It owns the three planes of the design: runtime, gradient and update; everything above works on groups.
+// It owns the three planes of the design: runtime, gradient and update; everything above works on
+// groups.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +10,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "hypershard/layout/packing.h"
 #include "hypershard/shard/buffer_pool.h"
@@ -25,10 +26,10 @@ namespace hypershard::shard {
 struct LogicalParam {
   std::string name;                  ///< path of its first registration
   std::vector<std::string> aliases;  ///< further paths of the same tensor (tied parameters)
-  at::Tensor tensor;                 ///< the module's own handle; its data become a view of the group's buffer
+  at::Tensor tensor;  ///< the module's own handle; its data become a view of the group's buffer
   std::vector<std::int64_t> shape;
-  std::string family;                ///< update family: parameters of one family lie side by side
-  bool on_meta = false;              ///< constructed without memory; must be initialised
+  std::string family;    ///< update family: parameters of one family lie side by side
+  bool on_meta = false;  ///< constructed without memory; must be initialised
 };
 
 /// The dtypes of a group, all settled.
@@ -50,33 +51,39 @@ std::string to_text(RuntimeMode mode);
 
 /// A piece of a logical parameter inside an update tensor. Units: elements.
 struct UpdatePiece {
-  std::string name;                  ///< logical parameter
-  std::vector<std::int64_t> shape;   ///< its global shape
-  layout::Range range;               ///< of its flattened elements
-  std::int64_t offset = 0;           ///< where they start in the update tensor
+  std::string name;                 ///< logical parameter
+  std::vector<std::int64_t> shape;  ///< its global shape
+  layout::Range range;              ///< of its flattened elements
+  std::int64_t offset = 0;          ///< where they start in the update tensor
 };
 
 /// What an optimizer owns: a flat run of one family's parameters on this rank.
 struct UpdateTensor {
-  std::string name;    ///< `blocks.3/decay`; the same on all ranks
+  std::string name;  ///< `blocks.3/decay`; the same on all ranks
   std::string family;
-  at::Tensor tensor;   ///< 1-D, update dtype; its grad is the reduced gradient; padding in it is zero
-  layout::Range range; ///< of the group's packing
+  at::Tensor
+      tensor;  ///< 1-D, update dtype; its grad is the reduced gradient; padding in it is zero
+  layout::Range range;  ///< of the group's packing
   std::vector<UpdatePiece> pieces;
 };
 
 /// One group of one unit on one rank.
 ///
-/// Life cycle: constructed from the module's parameters; place_*() gives it memory and takes the parameters over; then cycles of
-/// unshard_stages / finish_unshard / reshard, gradients, reduce_stages, publish.
-/// Memory: the planes live as long as the group; see NOTE [shared planes].
+/// Life cycle: constructed from the module's parameters; place_*() gives it memory and takes the
+/// parameters over; then cycles of unshard_stages / finish_unshard / reshard, gradients,
+/// reduce_stages, publish. Memory: the planes live as long as the group; see NOTE [shared planes].
 ///
-/// NOTE [shared planes]: if storage and update agree in dtype, the update tensor is a slice of the runtime shard: one memory, no publish.
-/// Threads: the rank's thread.
+/// NOTE [shared planes]: if storage and update agree in dtype, the update tensor is a slice of the
+/// runtime shard: one memory, no publish. Threads: the rank's thread.
 class ParamGroup {
  public:
   ParamGroup(
-      std::string name, std::string unit, std::vector<LogicalParam> params, GroupDtypes dtypes, bool trainable, const DataParallel* parallel,
+      std::string name,
+      std::string unit,
+      std::vector<LogicalParam> params,
+      GroupDtypes dtypes,
+      bool trainable,
+      const DataParallel* parallel,
       Counters* counters
   );
   ParamGroup(const ParamGroup&) = delete;
@@ -92,38 +99,57 @@ class ParamGroup {
   bool update_is_runtime() const { return update_is_runtime_; }
   bool trainable() const { return trainable_; }
   void set_trainable(bool trainable) { trainable_ = trainable; }
-  bool gradients_hooked = false;  ///< the engine takes the gradients of these parameters; kept by the engine
+  bool gradients_hooked =
+      false;  ///< the engine takes the gradients of these parameters; kept by the engine
 
   std::int64_t whole_storage_bytes() const { return bytes(dtypes_.storage); }
   std::int64_t whole_compute_bytes() const { return bytes(dtypes_.compute); }
   std::int64_t whole_reduce_bytes() const { return bytes(dtypes_.reduce); }
-  layout::Range runtime_range() const { return packing_.range(parallel_->coordinates(parallel_->runtime_levels)); }
-  layout::Range gradient_range() const { return packing_.range(parallel_->coordinates(parallel_->gradient_levels)); }
-  layout::Range update_range() const { return packing_.range(parallel_->coordinates(parallel_->update_levels)); }
+  layout::Range runtime_range() const {
+    return packing_.range(parallel_->coordinates(parallel_->runtime_levels));
+  }
+  layout::Range gradient_range() const {
+    return packing_.range(parallel_->coordinates(parallel_->gradient_levels));
+  }
+  layout::Range update_range() const {
+    return packing_.range(parallel_->coordinates(parallel_->update_levels));
+  }
 
   // --- placing
 
-  /// Says where the runtime plane may lie: kResident if nothing is split, kShared only if the layout and dtypes allow it (`why_not` tells why not).
-  static RuntimeMode choose_mode(const DataParallel& parallel, const GroupDtypes& dtypes, bool may_share, std::string* why_not);
-  /// Gives the group memory. `read`/`write` are the two mappings of its whole in kShared, else null. Takes the current values of the parameters (rank-own part)
-  /// and makes the parameters views of the runtime buffer. After that every plane but gathered ones is attached.
-  void place(RuntimeMode mode, const std::byte* read, std::byte* write, std::shared_ptr<void> owner);
+  /// Says where the runtime plane may lie: kResident if nothing is split, kShared only if the
+  /// layout and dtypes allow it (`why_not` tells why not).
+  static RuntimeMode choose_mode(
+      const DataParallel& parallel, const GroupDtypes& dtypes, bool may_share, std::string* why_not
+  );
+  /// Gives the group memory. `read`/`write` are the two mappings of its whole in kShared, else
+  /// null. Takes the current values of the parameters (rank-own part) and makes the parameters
+  /// views of the runtime buffer. After that every plane but gathered ones is attached.
+  void place(
+      RuntimeMode mode, const std::byte* read, std::byte* write, std::shared_ptr<void> owner
+  );
 
   // --- runtime plane
 
   /// Stages that fill `buffer` (uint8, pool; kGathered only) with the whole; empty otherwise.
-  void add_unshard_stages(std::vector<StagedWork::Stage>& stages, const at::Tensor& storage_bytes, const at::Tensor& compute_bytes);
+  void add_unshard_stages(
+      std::vector<StagedWork::Stage>& stages,
+      const at::Tensor& storage_bytes,
+      const at::Tensor& compute_bytes
+  );
   /// Puts memory under the parameters: the pool buffer (kGathered) or the shared one.
   void attach(const at::Tensor& compute_bytes);
   /// Takes it away; accesses throw from now on. kResident stays.
   void detach();
-  /// Writes runtime from update parameters: cast if they are apart, gather where the update plane is cut finer, new version for every parameter.
+  /// Writes runtime from update parameters: cast if they are apart, gather where the update plane
+  /// is cut finer, new version for every parameter.
   void publish();
   void bump_versions();
 
   // --- gradient plane
 
-  /// Uses `slot` (reduce dtype, whole, packed as the parameters) for the gradients of one accumulation.
+  /// Uses `slot` (reduce dtype, whole, packed as the parameters) for the gradients of one
+  /// accumulation.
   void set_gradient_buffer(const at::Tensor& slot);
   bool has_gradient_buffer() const { return slot_.defined(); }
   const at::Tensor& gradient_view(std::size_t param) const { return (*slot_views_)[param]; }
@@ -134,30 +160,44 @@ class ParamGroup {
   void forget_arrivals() { arrived_.assign(params_.size(), 0); }
   /// Zeroes what nobody wrote and the padding.
   void complete_gradient();
-  /// Stages that reduce the gradient buffer into the gradient plane and divide by `divisor`; `cross` false stops before the `replicate` axis and keeps the partial sum.
-  void add_reduce_stages(std::vector<StagedWork::Stage>& stages, double divisor, bool cross, const std::string& replicate_axis);
+  /// Stages that reduce the gradient buffer into the gradient plane and divide by `divisor`;
+  /// `cross` false stops before the `replicate` axis and keeps the partial sum.
+  void add_reduce_stages(
+      std::vector<StagedWork::Stage>& stages,
+      double divisor,
+      bool cross,
+      const std::string& replicate_axis
+  );
   void drop_gradient_buffer();
-  /// Returns a buffer for gradients that needs no reduction elsewhere: the gradient plane itself, if it is whole, of the same dtype and holds nothing yet.
+  /// Returns a buffer for gradients that needs no reduction elsewhere: the gradient plane itself,
+  /// if it is whole, of the same dtype and holds nothing yet.
   at::Tensor whole_rest();
-  /// Returns the reduced gradient (update dtype, gradient range), undefined before the first reduction.
+  /// Returns the reduced gradient (update dtype, gradient range), undefined before the first
+  /// reduction.
   const at::Tensor& reduced() const { return rest_; }
 
   // --- update plane
 
   /// Returns this rank's update tensors: one a family that has elements here, at least one a group.
   const std::vector<UpdateTensor>& updates() const { return updates_; }
-  /// Tells whether every update tensor is without a gradient, so that the next reduction may overwrite.
+  /// Tells whether every update tensor is without a gradient, so that the next reduction may
+  /// overwrite.
   bool gradient_is_fresh() const;
   /// Returns the update plane of this rank as one flat tensor (it shares memory with updates()).
   const at::Tensor& update_plane() const { return update_; }
-  /// Gathers a flat tensor that lies like the update plane into the whole, packed. Collective: ranks of the data axes.
+  /// Gathers a flat tensor that lies like the update plane into the whole, packed. Collective:
+  /// ranks of the data axes.
   at::Tensor gather_update(const at::Tensor& own);
 
  private:
-  std::int64_t bytes(c10::ScalarType dtype) const { return packing_.numel * static_cast<std::int64_t>(c10::elementSize(dtype)); }
+  std::int64_t bytes(c10::ScalarType dtype) const {
+    return packing_.numel * static_cast<std::int64_t>(c10::elementSize(dtype));
+  }
   void adopt_parameters();
   void allocate_rest();
-  void gather_levels(const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level);
+  void gather_levels(
+      const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level
+  );
   void make_update_tensors();
   void finish_reduce(const at::Tensor& slice, double divisor, bool in_rest);
 
@@ -189,7 +229,8 @@ class ParamGroup {
   std::vector<char> written_;
   std::vector<char> arrived_;
   at::Tensor rest_;
-  std::vector<at::Tensor> rest_of_;  // rest_ by update tensor: tensors of their own, since an optimizer may detach a gradient in place
+  std::vector<at::Tensor> rest_of_;  // rest_ by update tensor: tensors of their own, since an
+                                     // optimizer may detach a gradient in place
   at::Tensor partial_;
   bool partial_live_ = false;
 };

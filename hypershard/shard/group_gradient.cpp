@@ -1,10 +1,11 @@
-// The gradient plane of a group: one buffer per accumulation, reduced in place, brought to rest as update gradients.
+// The gradient plane of a group: one buffer per accumulation, reduced in place, brought to rest as
+// update gradients.
+#include <cstring>
+#include <utility>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-
-#include <cstring>
-#include <utility>
 
 #include "hypershard/core/error.h"
 #include "hypershard/shard/group.h"
@@ -16,7 +17,9 @@ namespace {
 void zero(const at::Tensor& flat, Counters* counters) {
   const std::int64_t bytes = flat.numel() * flat.element_size();
   if (bytes > 0) {
-    std::memset(flat.mutable_data_ptr(), 0, static_cast<std::size_t>(bytes));  // zero bits are zero in every dtype
+    std::memset(
+        flat.mutable_data_ptr(), 0, static_cast<std::size_t>(bytes)
+    );  // zero bits are zero in every dtype
     counters->zeroed_bytes += bytes;
   }
 }
@@ -38,7 +41,12 @@ void ParamGroup::set_gradient_buffer(const at::Tensor& slot) {
     fresh.views.push_back(slot.narrow(0, segment.offset, segment.numel).view(segment.shape));
   }
   slot_cache_.reserve(64);  // views are referred to by address
-  HS_ASSERT(slot_cache_.size() < 64, "shard: group '", name_, "' met more gradient buffers than there can be");
+  HS_ASSERT(
+      slot_cache_.size() < 64,
+      "shard: group '",
+      name_,
+      "' met more gradient buffers than there can be"
+  );
   slot_cache_.push_back(std::move(fresh));
   slot_views_ = &slot_cache_.back().views;
 }
@@ -67,13 +75,16 @@ void ParamGroup::allocate_rest() {
     for (const UpdateTensor& update : updates_) {
       const std::int64_t begin = update.range.numel() == 0 ? 0 : update.range.begin - plane.begin;
       void* data = rest_.narrow(0, begin, update.range.numel()).mutable_data_ptr();
-      rest_of_.push_back(flat_tensor(data, update.range.numel(), dtypes_.update, std::make_shared<at::Tensor>(rest_)));
+      rest_of_.push_back(flat_tensor(
+          data, update.range.numel(), dtypes_.update, std::make_shared<at::Tensor>(rest_)
+      ));
     }
   }
 }
 
 at::Tensor ParamGroup::whole_rest() {
-  if (gradient_range().numel() != packing_.numel || dtypes_.reduce != dtypes_.update || !gradient_is_fresh()) {
+  if (gradient_range().numel() != packing_.numel || dtypes_.reduce != dtypes_.update ||
+      !gradient_is_fresh()) {
     return {};
   }
   allocate_rest();
@@ -81,11 +92,15 @@ at::Tensor ParamGroup::whole_rest() {
 }
 
 void ParamGroup::add_reduce_stages(
-    std::vector<StagedWork::Stage>& stages, double divisor, bool cross, const std::string& replicate_axis
+    std::vector<StagedWork::Stage>& stages,
+    double divisor,
+    bool cross,
+    const std::string& replicate_axis
 ) {
   allocate_rest();
   // Decided when the reduction starts; the user may drop or keep gradients only between steps.
-  const bool fresh = gradient_is_fresh() && c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
+  const bool fresh =
+      gradient_is_fresh() && c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
   const auto reduced_bytes = slot_.numel() * slot_.element_size();
   const at::Tensor slot = slot_;
 
@@ -120,16 +135,22 @@ void ParamGroup::add_reduce_stages(
       return;
     }
     if (!step.scatter) {
-      stages.push_back([this, axis = step.axis, input] { 
+      stages.push_back([this, axis = step.axis, input] {
         // finish_reduce divides in place what peers may still be fetching.
-        return std::make_shared<UntilReleased>(axis->reduce->all_reduce(input, comm::ReduceOp::kSum, unit_));
+        return std::make_shared<UntilReleased>(
+            axis->reduce->all_reduce(input, comm::ReduceOp::kSum, unit_)
+        );
       });
       return;
     }
     const bool to_rest = last && fresh;
     current = to_rest ? rest_ : input.narrow(0, here.begin - before.begin, here.numel());
     in_rest = to_rest;
-    stages.push_back([this, axis = step.axis, input, output = current, counts = packing_.counts(parallel_->coordinates(step.level))] {
+    stages.push_back([this,
+                      axis = step.axis,
+                      input,
+                      output = current,
+                      counts = packing_.counts(parallel_->coordinates(step.level))] {
       return axis->reduce->reduce_scatter(output, input, counts, comm::ReduceOp::kSum, unit_);
     });
   };
@@ -191,7 +212,9 @@ void ParamGroup::finish_reduce(const at::Tensor& slice, double divisor, bool in_
       tensor.mutable_grad() = rest_of_[i];
       continue;
     }
-    const at::Tensor part = sum.narrow(0, update.range.numel() == 0 ? 0 : update.range.begin - plane.begin, update.range.numel());
+    const at::Tensor part = sum.narrow(
+        0, update.range.numel() == 0 ? 0 : update.range.begin - plane.begin, update.range.numel()
+    );
     const auto moved = part.numel() * part.element_size();
     if (tensor.grad().defined()) {
       tensor.mutable_grad().add_(part);

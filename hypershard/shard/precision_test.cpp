@@ -1,10 +1,12 @@
-// Four dtypes of a parameter's life: mixed storage, compute, reduce and update, and what happens to unusual parameters.
-#include <ATen/ATen.h>
+// Four dtypes of a parameter's life: mixed storage, compute, reduce and update, and what happens to
+// unusual parameters.
+#include <cmath>
+
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-
-#include <cmath>
 
 #include "hypershard/core/error.h"
 #include "hypershard/shard/engine.h"
@@ -16,9 +18,15 @@ namespace {
 using testing::RankBackend;
 
 class PrecisionTest : public ::testing::TestWithParam<RankBackend> {};
-INSTANTIATE_TEST_SUITE_P(Backends, PrecisionTest, ::testing::ValuesIn(all_backends()), [](const auto& info) { return testing::to_text(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Backends,
+    PrecisionTest,
+    ::testing::ValuesIn(all_backends()),
+    [](const auto& info) { return testing::to_text(info.param); }
+);
 
-// bf16 keeps 8 bits: each product and sum is off by at most 2^-8; over a net this shallow the loss stays within 3 %.
+// bf16 keeps 8 bits: each product and sum is off by at most 2^-8; over a net this shallow the loss
+// stays within 3 %.
 TEST_P(PrecisionTest, Bf16ComputeStaysNearFp32AndUpdatesInFp32) {
   testing::run_ranks(
       2,
@@ -53,7 +61,11 @@ TEST_P(PrecisionTest, Bf16ComputeStaysNearFp32AndUpdatesInFp32) {
           optimizer.step();
           at::Tensor joint = loss.detach().clone().view({1});
           world->world_communicator()->all_reduce(joint)->wait_released();
-          EXPECT_NEAR(joint.item<float>() / 2, expected.item<float>(), 0.03 * std::abs(expected.item<float>())) << step;
+          EXPECT_NEAR(
+              joint.item<float>() / 2,
+              expected.item<float>(),
+              0.03 * std::abs(expected.item<float>())
+          ) << step;
         }
       },
       {.backend = GetParam()}
@@ -75,12 +87,16 @@ TEST_P(PrecisionTest, RuntimeIsTheCastOfTheUpdate) {
         torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.1));
         for (int step = 0; step < 3; ++step) {
           optimizer.zero_grad();
-          loss_of(model->forward(rows_of(make_inputs(12, 5, step, at::kFloat), world->rank(), 3)).to(at::kFloat)).backward();
+          loss_of(model->forward(rows_of(make_inputs(12, 5, step, at::kFloat), world->rank(), 3))
+                      .to(at::kFloat))
+              .backward();
           optimizer.step();
           sharded.unshard("blocks.1");
           const at::Tensor runtime = model->blocks[1]->as<BlockImpl>()->a->weight.detach().clone();
           sharded.reshard("blocks.1");
-          EXPECT_TRUE(at::equal(runtime, sharded.full_parameter("blocks.1.a.weight").to(at::kBFloat16)));
+          EXPECT_TRUE(
+              at::equal(runtime, sharded.full_parameter("blocks.1.a.weight").to(at::kBFloat16))
+          );
         }
       },
       {.backend = GetParam()}
@@ -102,7 +118,9 @@ TEST_P(PrecisionTest, StorageApartFromComputeIsCastAfterTheGather) {
         sharded.unshard("blocks.0");
         const at::Tensor runtime = model->blocks[0]->as<BlockImpl>()->a->weight.detach();
         EXPECT_EQ(runtime.scalar_type(), at::kBFloat16);
-        EXPECT_TRUE(at::equal(runtime, sharded.full_parameter("blocks.0.a.weight").to(at::kBFloat16)));
+        EXPECT_TRUE(
+            at::equal(runtime, sharded.full_parameter("blocks.0.a.weight").to(at::kBFloat16))
+        );
         sharded.reshard("blocks.0");
       },
       {.backend = GetParam()}
@@ -117,10 +135,12 @@ struct MixedImpl : nn::Hookable<MixedImpl, at::Tensor(at::Tensor), torch::nn::Mo
     d = register_parameter("d", at::arange(7, at::kDouble).mul(0.3).sin());
     scalar = register_parameter("scalar", at::tensor(1.5, at::kDouble));
     empty = register_parameter("empty", at::empty({0, 3}));
-    transposed = register_parameter("transposed", at::arange(14, at::kDouble).view({2, 7}).t().mul(0.01));
+    transposed =
+        register_parameter("transposed", at::arange(14, at::kDouble).view({2, 7}).t().mul(0.01));
   }
   at::Tensor forward_impl(const at::Tensor& x) {
-    return ((f.to(at::kDouble) + h.to(at::kDouble) * d) * x).sum(1, true) * scalar + empty.sum() + x.matmul(transposed).sum(1, true);
+    return ((f.to(at::kDouble) + h.to(at::kDouble) * d) * x).sum(1, true) * scalar + empty.sum() +
+           x.matmul(transposed).sum(1, true);
   }
   at::Tensor f, h, d, scalar, empty, transposed;
 };
@@ -141,16 +161,25 @@ TEST_P(PrecisionTest, UnusualParametersLiveInOneUnit) {
             EXPECT_TRUE(at::equal(found, item.value().to(found.scalar_type()))) << item.key();
             EXPECT_EQ(found.sizes(), item.value().sizes()) << item.key();
           }
-          const auto expected = reference_gradients([&] { return oracle->forward(batch).pow(2).mean(); }, *oracle);
+          const auto expected =
+              reference_gradients([&] { return oracle->forward(batch).pow(2).mean(); }, *oracle);
           model->forward(rows_of(batch, world->rank(), ranks)).pow(2).mean().backward();
           for (const auto& [name, gradient] : expected) {
             const at::Tensor found = sharded.full_gradient(name);
             const double scale = gradient.numel() > 0 ? gradient.abs().max().item<double>() : 1.0;
-            const double bound = gradient.scalar_type() == at::kDouble ? 1e-12 : gradient.scalar_type() == at::kFloat ? 1e-6 : 1e-2;
+            const double bound = gradient.scalar_type() == at::kDouble  ? 1e-12
+                                 : gradient.scalar_type() == at::kFloat ? 1e-6
+                                                                        : 1e-2;
             if (gradient.numel() > 0) {
-              EXPECT_LE((found - gradient.to(found.scalar_type())).abs().max().item<double>(), bound * scale) << name;
+              EXPECT_LE(
+                  (found - gradient.to(found.scalar_type())).abs().max().item<double>(),
+                  bound * scale
+              ) << name;
             }
-            EXPECT_EQ(found.scalar_type(), gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat) << name;
+            EXPECT_EQ(
+                found.scalar_type(),
+                gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat
+            ) << name;
           }
           torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.1));
           optimizer.step();
@@ -170,7 +199,8 @@ TEST(PrecisionOptionsTest, IntegerDtypeIsRefusedWithTheFieldsName) {
       (void)fully_shard(*model, make_mesh(world), options);
       FAIL() << "accepted";
     } catch (const InvalidArgument& error) {
-      EXPECT_NE(std::string(error.what()).find("precision.reduce is Int"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("precision.reduce is Int"), std::string::npos)
+          << error.what();
     }
   });
 }

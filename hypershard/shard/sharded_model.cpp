@@ -1,10 +1,11 @@
-// The handle's methods; see fully_shard.h. Clipping and the search for non-finite values are in gradient_norm.cpp.
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-
+// The handle's methods; see fully_shard.h. Clipping and the search for non-finite values are in
+// gradient_norm.cpp.
 #include <algorithm>
 #include <cmath>
 #include <utility>
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/core/suggest.h"
@@ -26,14 +27,22 @@ Place find_parameter(const Engine& engine, std::string_view name) {
     for (const auto& group : unit->groups()) {
       for (std::size_t i = 0; i < group->params().size(); ++i) {
         const LogicalParam& param = group->params()[i];
-        if (param.name == name || std::find(param.aliases.begin(), param.aliases.end(), name) != param.aliases.end()) {
+        if (param.name == name ||
+            std::find(param.aliases.begin(), param.aliases.end(), name) != param.aliases.end()) {
           return {group.get(), i};
         }
         names.push_back(param.name);
       }
     }
   }
-  HS_FAIL(InvalidArgument, "shard: there is no sharded parameter '", name, "' among ", names.size(), HS_HINT(suggestion(name, names)));
+  HS_FAIL(
+      InvalidArgument,
+      "shard: there is no sharded parameter '",
+      name,
+      "' among ",
+      names.size(),
+      HS_HINT(suggestion(name, names))
+  );
 }
 
 at::Tensor cut_out(const ParamGroup& group, std::size_t param, const at::Tensor& whole) {
@@ -73,17 +82,30 @@ std::vector<at::Tensor> ShardedModel::update_tensors(std::string_view family) co
     }
   }
   HS_CHECK(
-      family.empty() || std::find(families.begin(), families.end(), family) != families.end(), "shard: no parameter has update family '", family, "'; the model has ", families,
+      family.empty() || std::find(families.begin(), families.end(), family) != families.end(),
+      "shard: no parameter has update family '",
+      family,
+      "'; the model has ",
+      families,
       HS_HINT(suggestion(family, families))
   );
   return tensors;
 }
 
-void ShardedModel::set_requires_gradient_sync(bool on) const { engine_->reduce_gradients = on; }
-void ShardedModel::set_requires_all_reduce(bool on) const { engine_->cross_replicas = on; }
+void ShardedModel::set_requires_gradient_sync(bool on) const {
+  engine_->reduce_gradients = on;
+}
+void ShardedModel::set_requires_all_reduce(bool on) const {
+  engine_->cross_replicas = on;
+}
 
 void ShardedModel::set_gradient_divide_factor(double divisor) const {
-  HS_CHECK(std::isfinite(divisor) && divisor > 0, "shard: the gradient divide factor is ", divisor, "; expected a positive number");
+  HS_CHECK(
+      std::isfinite(divisor) && divisor > 0,
+      "shard: the gradient divide factor is ",
+      divisor,
+      "; expected a positive number"
+  );
   engine_->gradient_divisor = divisor;
 }
 
@@ -105,13 +127,28 @@ int ShardedModel::unit_index(std::string_view unit) const {
     }
     paths.push_back(each->path());
   }
-  HS_FAIL(InvalidArgument, "shard: there is no unit '", unit, "'; the model has ", paths, HS_HINT(suggestion(unit, paths)));
+  HS_FAIL(
+      InvalidArgument,
+      "shard: there is no unit '",
+      unit,
+      "'; the model has ",
+      paths,
+      HS_HINT(suggestion(unit, paths))
+  );
 }
 
-void ShardedModel::unshard(std::string_view unit) const { engine_->unshard(unit_index(unit)); }
-void ShardedModel::reshard(std::string_view unit) const { engine_->reshard(unit_index(unit)); }
-void ShardedModel::sync_runtime() const { engine_->sync_runtime(); }
-void ShardedModel::begin_update() const { engine_->begin_update(); }
+void ShardedModel::unshard(std::string_view unit) const {
+  engine_->unshard(unit_index(unit));
+}
+void ShardedModel::reshard(std::string_view unit) const {
+  engine_->reshard(unit_index(unit));
+}
+void ShardedModel::sync_runtime() const {
+  engine_->sync_runtime();
+}
+void ShardedModel::begin_update() const {
+  engine_->begin_update();
+}
 
 void ShardedModel::zero_grad() const {
   for (UpdateTensor& update : update_parameters()) {
@@ -121,7 +158,9 @@ void ShardedModel::zero_grad() const {
 
 at::Tensor ShardedModel::full_parameter(std::string_view name) const {
   const Place place = find_parameter(*engine_, name);
-  return cut_out(*place.group, place.param, place.group->gather_update(place.group->update_plane()));
+  return cut_out(
+      *place.group, place.param, place.group->gather_update(place.group->update_plane())
+  );
 }
 
 at::Tensor ShardedModel::full_gradient(std::string_view name) const {
@@ -135,7 +174,8 @@ at::Tensor ShardedModel::full_gradient(std::string_view name) const {
   at::Tensor own = at::zeros({mine.numel()}, group.update_plane().options());
   for (const UpdateTensor& update : group.updates()) {
     if (update.tensor.grad().defined() && update.range.numel() > 0) {
-      own.narrow(0, update.range.begin - mine.begin, update.range.numel()).copy_(update.tensor.grad());
+      own.narrow(0, update.range.begin - mine.begin, update.range.numel())
+          .copy_(update.tensor.grad());
     }
   }
   return cut_out(group, place.param, place.group->gather_update(own));
@@ -153,7 +193,9 @@ std::vector<std::string> ShardedModel::parameter_names() const {
   return names;
 }
 
-void ShardedModel::initialize(const std::function<nn::Init(std::string_view, at::IntArrayRef)>& init, std::uint64_t seed) const {
+void ShardedModel::initialize(
+    const std::function<nn::Init(std::string_view, at::IntArrayRef)>& init, std::uint64_t seed
+) const {
   const c10::NoGradGuard no_grad;
   const ErrorContext context("initialize");
   engine_->begin_update();
@@ -167,7 +209,9 @@ void ShardedModel::initialize(const std::function<nn::Init(std::string_view, at:
   engine_->sync_runtime();
 }
 
-const Counters& ShardedModel::counters() const { return engine_->counters(); }
+const Counters& ShardedModel::counters() const {
+  return engine_->counters();
+}
 
 void ShardedModel::reset_counters() const {
   Counters& counters = engine_->counters();

@@ -1,5 +1,5 @@
-// A work made of stages that must follow one another, such as a gather along one axis and then along the next.
-// A stage is started by test() or wait() once the stage before it is done.
+// A work made of stages that must follow one another, such as a gather along one axis and then
+// along the next. A stage is started by test() or wait() once the stage before it is done.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,15 @@ namespace hypershard::shard {
 
 /// Runs stages in order. A stage starts a collective, or does local work and returns nullptr.
 ///
-/// Two StagedWorks that use the same communicator in a later stage must be advanced in the same order on all ranks: the engine always advances them oldest first.
+/// Two StagedWorks that use the same communicator in a later stage must be advanced in the same
+/// order on all ranks: the engine always advances them oldest first.
 class StagedWork final : public comm::Work {
  public:
   using Stage = std::function<comm::WorkPtr()>;
   explicit StagedWork(std::vector<Stage> stages) : stages_(std::move(stages)) {}
 
-  /// Starts the first stage and no more, so that starting many works keeps their later stages in order.
+  /// Starts the first stage and no more, so that starting many works keeps their later stages in
+  /// order.
   void start() {
     if (next_ == 0) {
       start_next();
@@ -110,7 +112,8 @@ class WorkSet final : public comm::Work {
   std::size_t done_ = 0;
 };
 
-/// Is done only when the input is released too: for collectives whose result will be changed in place while peers might still read it.
+/// Is done only when the input is released too: for collectives whose result will be changed in
+/// place while peers might still read it.
 class UntilReleased final : public comm::Work {
  public:
   explicit UntilReleased(comm::WorkPtr work) : work_(std::move(work)) {}

@@ -1,10 +1,10 @@
-// See swappable_storage.h. The calls on StorageImpl used here are those that functorch and FSDP-like tools rely on in Python;
-// a test pins each of their effects.
+// See swappable_storage.h. The calls on StorageImpl used here are those that functorch and
+// FSDP-like tools rely on in Python; a test pins each of their effects.
 #include "hypershard/shard/swappable_storage.h"
 
-#include <ATen/ops/empty.h>
-
 #include <utility>
+
+#include <ATen/ops/empty.h>
 
 namespace hypershard::shard {
 
@@ -44,16 +44,21 @@ void SwappableStorage::detach() {
   attached_ = false;
 }
 
-at::Tensor SwappableStorage::view(std::int64_t offset, at::IntArrayRef shape, c10::ScalarType dtype) const {
+at::Tensor SwappableStorage::view(std::int64_t offset, at::IntArrayRef shape, c10::ScalarType dtype)
+    const {
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage_), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype)
+      c10::Storage(storage_),
+      c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(dtype)
   );
   tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
   return tensor;
 }
 
-at::Tensor make_tombstone(at::IntArrayRef shape, c10::ScalarType dtype, const std::string& message) {
+at::Tensor make_tombstone(
+    at::IntArrayRef shape, c10::ScalarType dtype, const std::string& message
+) {
   at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(dtype));
   make_unreadable(tensor.storage().unsafeGetStorageImpl(), message);
   return tensor;

@@ -2,19 +2,19 @@
 // That is how a parameter's handles, and what autograd saved, live through reshard and unshard.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Storage.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 namespace hypershard::shard {
 
 /// Memory of fixed size under many tensor views, attached or not.
 ///
-/// Detached, any access to a view's data throws `message`. Does not own the memory: the owner keeps it alive while attached.
-/// Threads: one at a time.
+/// Detached, any access to a view's data throws `message`. Does not own the memory: the owner keeps
+/// it alive while attached. Threads: one at a time.
 class SwappableStorage {
  public:
   /// Starts detached.
@@ -36,7 +36,8 @@ class SwappableStorage {
   bool attached_ = false;
 };
 
-/// Makes a tensor whose data may not be touched: any access throws `message`. Shape and dtype as given.
+/// Makes a tensor whose data may not be touched: any access throws `message`. Shape and dtype as
+/// given.
 at::Tensor make_tombstone(at::IntArrayRef shape, c10::ScalarType dtype, const std::string& message);
 
 }  // namespace hypershard::shard

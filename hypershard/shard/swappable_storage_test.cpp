@@ -1,10 +1,11 @@
 // Pins what libtorch does at the seams that resharding stands on.
 #include "hypershard/shard/swappable_storage.h"
 
-#include <ATen/ATen.h>
+#include <string>
+
 #include <gtest/gtest.h>
 
-#include <string>
+#include <ATen/ATen.h>
 
 namespace hypershard::shard {
 namespace {
@@ -21,8 +22,13 @@ std::string thrown_by(const std::function<void()>& body) {
 TEST(SwappableStorageTest, DetachedViewThrowsItsMessage) {
   SwappableStorage storage(64, c10::Device(c10::kCPU), "unit blocks.3 is resharded");
   const at::Tensor view = storage.view(4, {2, 3}, at::kFloat);
-  EXPECT_NE(thrown_by([&] { (void)view.add(1); }).find("unit blocks.3 is resharded"), std::string::npos);
-  EXPECT_NE(thrown_by([&] { (void)view.const_data_ptr(); }).find("unit blocks.3 is resharded"), std::string::npos);
+  EXPECT_NE(
+      thrown_by([&] { (void)view.add(1); }).find("unit blocks.3 is resharded"), std::string::npos
+  );
+  EXPECT_NE(
+      thrown_by([&] { (void)view.const_data_ptr(); }).find("unit blocks.3 is resharded"),
+      std::string::npos
+  );
   EXPECT_EQ(view.sizes(), (at::IntArrayRef{2, 3}));  // shapes stay readable
 }
 
@@ -48,7 +54,9 @@ TEST(SwappableStorageTest, SavedTensorsOfAutogradFollow) {
   storage.attach(memory.mutable_data_ptr());
   const at::Tensor loss = (leaf * leaf).sum();
   storage.detach();
-  EXPECT_NE(thrown_by([&] { loss.backward({}, /*retain_graph=*/true); }).find("gone"), std::string::npos);
+  EXPECT_NE(
+      thrown_by([&] { loss.backward({}, /*retain_graph=*/true); }).find("gone"), std::string::npos
+  );
   at::Tensor copy = memory.clone();
   memory.fill_(77);  // the old memory must not be read again
   storage.attach(copy.mutable_data_ptr());
@@ -77,7 +85,8 @@ TEST(SwappableStorageTest, EmptyViewsNeverThrow) {
 }
 
 TEST(SwappableStorageTest, TombstoneIsDefinedButUnreadable) {
-  const at::Tensor stone = make_tombstone({2, 2}, at::kFloat, "build the optimizer over update_parameters()");
+  const at::Tensor stone =
+      make_tombstone({2, 2}, at::kFloat, "build the optimizer over update_parameters()");
   EXPECT_TRUE(stone.defined());
   EXPECT_NE(thrown_by([&] { (void)stone.mul(2); }).find("update_parameters()"), std::string::npos);
 }

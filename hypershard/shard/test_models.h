@@ -1,16 +1,18 @@
-// Small models with formula-defined weights, and their unsharded oracle, for the tests of the engine.
+// Small models with formula-defined weights, and their unsharded oracle, for the tests of the
+// engine.
 #pragma once
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
-
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "hypershard/comm/world.h"
 #include "hypershard/nn/hooks.h"
@@ -25,7 +27,8 @@ inline void fill_by_formula(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   double phase = 0.1;
   for (auto& item : module.named_parameters()) {
-    at::Tensor values = at::arange(item.value().numel(), at::kDouble).mul(0.7).add(phase).sin().mul(0.3);
+    at::Tensor values =
+        at::arange(item.value().numel(), at::kDouble).mul(0.7).add(phase).sin().mul(0.3);
     item.value().copy_(values.view_as(item.value()));
     phase += 1.3;
   }
@@ -72,7 +75,9 @@ struct NetImpl : nn::Hookable<NetImpl, at::Tensor(at::Tensor), torch::nn::Module
         continue;
       }
       auto* block = blocks[i]->as<BlockImpl>();
-      h = options.recompute ? nn::recompute([block](const at::Tensor& y) { return block->forward(y); }, h) : block->forward(h);
+      h = options.recompute
+              ? nn::recompute([block](const at::Tensor& y) { return block->forward(y); }, h)
+              : block->forward(h);
     }
     return out->forward(h);
   }
@@ -86,15 +91,24 @@ struct NetImpl : nn::Hookable<NetImpl, at::Tensor(at::Tensor), torch::nn::Module
 TORCH_MODULE(Net);
 
 /// Rows of the global batch: the same on all ranks.
-inline at::Tensor make_inputs(std::int64_t rows, std::int64_t columns, int step, at::ScalarType dtype = at::kDouble) {
-  return at::arange(rows * columns, at::kDouble).mul(0.37).add(0.9 * step).cos().view({rows, columns}).to(dtype);
+inline at::Tensor make_inputs(
+    std::int64_t rows, std::int64_t columns, int step, at::ScalarType dtype = at::kDouble
+) {
+  return at::arange(rows * columns, at::kDouble)
+      .mul(0.37)
+      .add(0.9 * step)
+      .cos()
+      .view({rows, columns})
+      .to(dtype);
 }
 inline at::Tensor rows_of(const at::Tensor& batch, int rank, int num_ranks) {
   const std::int64_t rows = batch.size(0) / num_ranks;
   return batch.narrow(0, rank * rows, rows);
 }
 /// A loss with mean over rows, so that the mean over ranks of equal parts is the whole's.
-inline at::Tensor loss_of(const at::Tensor& output) { return (output * output * output).sum(1).add(output.pow(2).sum(1)).mean(); }
+inline at::Tensor loss_of(const at::Tensor& output) {
+  return (output * output * output).sum(1).add(output.pow(2).sum(1)).mean();
+}
 
 /// A one- or two-axis mesh: {replicate, shard}; replicate 1 gives the single axis `shard`.
 inline comm::ProcessMesh make_mesh(std::shared_ptr<comm::World> world, int replicate = 1) {
@@ -109,7 +123,9 @@ inline comm::ProcessMesh make_mesh(std::shared_ptr<comm::World> world, int repli
 }
 
 /// Gradients of the unsharded model by logical name.
-inline std::map<std::string, at::Tensor> reference_gradients(const std::function<at::Tensor()>& loss, torch::nn::Module& model) {
+inline std::map<std::string, at::Tensor> reference_gradients(
+    const std::function<at::Tensor()>& loss, torch::nn::Module& model
+) {
   model.zero_grad();
   loss().backward();
   std::map<std::string, at::Tensor> gradients;
@@ -120,10 +136,48 @@ inline std::map<std::string, at::Tensor> reference_gradients(const std::function
   return gradients;
 }
 
-/// The back ends on which every behaviour must hold: in shared memory an unshard moves nothing, so the others keep it honest.
+/// The back ends on which every behaviour must hold: in shared memory an unshard moves nothing, so
+/// the others keep it honest.
 inline const std::vector<testing::RankBackend>& all_backends() {
-  static const std::vector<testing::RankBackend> backends{testing::RankBackend::kLocal, testing::RankBackend::kGloo, testing::RankBackend::kDelayed};
+  static const std::vector<testing::RankBackend> backends{
+      testing::RankBackend::kLocal, testing::RankBackend::kGloo, testing::RankBackend::kDelayed
+  };
   return backends;
+}
+
+inline FullyShardOptions block_units() {
+  FullyShardOptions options;
+  options.units = {"blocks.*"};
+  return options;
+}
+
+/// The text of what `body` throws, empty if nothing.
+inline std::string thrown_by(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// The largest deviation of any reduced gradient, infinite if one is missing.
+inline double worst_gradient(
+    const ShardedModel& sharded, const std::map<std::string, at::Tensor>& expected
+) {
+  double worst = 0;
+  for (const auto& [name, gradient] : expected) {
+    const at::Tensor found = sharded.full_gradient(name);
+    if (!found.defined()) {
+      return std::numeric_limits<double>::infinity();
+    }
+    if (gradient.numel() > 0) {
+      worst = std::max(
+          worst, (found.to(at::kDouble) - gradient.to(at::kDouble)).abs().max().item<double>()
+      );
+    }
+  }
+  return worst;
 }
 
 }  // namespace hypershard::shard::test

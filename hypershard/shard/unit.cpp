@@ -1,22 +1,34 @@
 // See unit.h.
 #include "hypershard/shard/unit.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <utility>
+
+#include <ATen/ops/empty.h>
 
 #include "hypershard/core/error.h"
 
 namespace hypershard::shard {
 
 Unit::Unit(
-    int index, std::string path, bool is_root, std::vector<std::unique_ptr<ParamGroup>> groups, BufferPool* pool, Counters* counters
+    int index,
+    std::string path,
+    bool is_root,
+    std::vector<std::unique_ptr<ParamGroup>> groups,
+    BufferPool* pool,
+    Counters* counters
 )
-    : index_(index), path_(std::move(path)), is_root_(is_root), groups_(std::move(groups)), pool_(pool), counters_(counters) {}
+    : index_(index),
+      path_(std::move(path)),
+      is_root_(is_root),
+      groups_(std::move(groups)),
+      pool_(pool),
+      counters_(counters) {}
 
 bool Unit::gathers() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g->mode() == RuntimeMode::kGathered; });
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) {
+    return g->mode() == RuntimeMode::kGathered;
+  });
 }
 
 bool Unit::has_trainable() const {
@@ -36,7 +48,9 @@ void Unit::start_unshard() {
   for (const auto& group : groups_) {
     if (group->mode() == RuntimeMode::kGathered) {
       compute_bytes += align_bytes(group->whole_compute_bytes());
-      storage_bytes += group->dtypes().storage == group->dtypes().compute ? 0 : align_bytes(group->whole_storage_bytes());
+      storage_bytes += group->dtypes().storage == group->dtypes().compute
+                           ? 0
+                           : align_bytes(group->whole_storage_bytes());
     }
   }
   if (compute_bytes > 0) {
@@ -82,7 +96,10 @@ void Unit::finish_unshard() {
   std::int64_t at = 0;
   for (const auto& group : groups_) {
     if (group->mode() == RuntimeMode::kGathered) {
-      group->attach(compute_buffer_.defined() ? compute_buffer_.narrow(0, at, group->whole_compute_bytes()) : at::Tensor());
+      group->attach(
+          compute_buffer_.defined() ? compute_buffer_.narrow(0, at, group->whole_compute_bytes())
+                                    : at::Tensor()
+      );
       at += align_bytes(group->whole_compute_bytes());
     } else {
       group->attach({});
@@ -95,7 +112,9 @@ void Unit::reshard() {
   if (state_ == UnitState::kSharded) {
     return;
   }
-  HS_ASSERT(state_ == UnitState::kUnsharded, "shard: unit '", path_, "' is resharded while it is gathered");
+  HS_ASSERT(
+      state_ == UnitState::kUnsharded, "shard: unit '", path_, "' is resharded while it is gathered"
+  );
   for (const auto& group : groups_) {
     group->detach();
   }
@@ -158,14 +177,18 @@ void Unit::take_gradient_buffer(GradientBuffers& buffers, bool held) {
   for (const auto& group : groups_) {
     if (group->trainable()) {
       if (!group->has_gradient_buffer()) {
-        group->set_gradient_buffer(typed_view(memory, at, group->packing().numel, group->dtypes().reduce));
+        group->set_gradient_buffer(
+            typed_view(memory, at, group->packing().numel, group->dtypes().reduce)
+        );
       }
       at += align_bytes(group->whole_reduce_bytes());
     }
   }
 }
 
-comm::WorkPtr Unit::start_reduce(GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis) {
+comm::WorkPtr Unit::start_reduce(
+    GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis
+) {
   auto work = std::make_shared<WorkSet>();
   for (const auto& group : groups_) {
     if (group->trainable()) {

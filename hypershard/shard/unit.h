@@ -1,5 +1,6 @@
 // A unit: what is unsharded together, normally one transformer block.
-// It carries its groups through unshard, reshard and reduction; when that happens is the engine's business.
+// It carries its groups through unshard, reshard and reduction; when that happens is the engine's
+// business.
 #pragma once
 
 #include <memory>
@@ -18,9 +19,9 @@ enum class UnitState : std::uint8_t { kSharded, kUnsharding, kUnsharded };
 
 /// What a unit went through since the last backward ended; see NOTE [when a unit posts].
 struct Occurrences {
-  int plain = 0;              ///< forwards that keep activations
-  int in_segments = 0;        ///< forwards inside a recompute segment
-  int segments_left = 0;      ///< of those, backward not yet done
+  int plain = 0;                ///< forwards that keep activations
+  int in_segments = 0;          ///< forwards inside a recompute segment
+  int segments_left = 0;        ///< of those, backward not yet done
   bool holds_segments = false;  ///< a recompute segment began inside this unit's forward
   std::vector<std::int64_t> segment_marks;  ///< per running forward: segments started before it
 };
@@ -28,7 +29,14 @@ struct Occurrences {
 /// One unit on one rank. Owned by the engine; threads: the rank's.
 class Unit {
  public:
-  Unit(int index, std::string path, bool is_root, std::vector<std::unique_ptr<ParamGroup>> groups, BufferPool* pool, Counters* counters);
+  Unit(
+      int index,
+      std::string path,
+      bool is_root,
+      std::vector<std::unique_ptr<ParamGroup>> groups,
+      BufferPool* pool,
+      Counters* counters
+  );
 
   int index() const { return index_; }
   const std::string& path() const { return path_; }
@@ -41,8 +49,11 @@ class Unit {
   bool has_frozen() const;
 
   // --- parameters
+  /// Starts to make the unit whole; nothing if it is or is under way.
   void start_unshard();
+  /// Waits until it is whole and puts the memory under its parameters.
   void finish_unshard();
+  /// Takes the memory away; the unit must be whole.
   void reshard();
   /// Drives an unshard without blocking; true once finish_unshard() would not wait.
   bool advance_unshard() { return !unshard_ || unshard_->test(); }
@@ -50,20 +61,23 @@ class Unit {
   // --- gradients
   std::int64_t gradient_bytes() const;
   bool has_gradients() const { return has_gradients_; }
-  /// Takes a buffer for the gradients of this accumulation; `held` makes it private, for micro-batches without reduction.
+  /// Takes a buffer for the gradients of this accumulation; `held` makes it private, for
+  /// micro-batches without reduction.
   void take_gradient_buffer(GradientBuffers& buffers, bool held);
   /// Starts the reduction and gives the buffer back.
-  comm::WorkPtr start_reduce(GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis);
+  comm::WorkPtr start_reduce(
+      GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis
+  );
   void forget_gradients(GradientBuffers& buffers);
 
   // --- one iteration, kept by the engine
   bool reshard_after_forward = true;
-  bool pinned = false;    ///< unsharded by hand: the engine leaves it so
+  bool pinned = false;      ///< unsharded by hand: the engine leaves it so
   bool prefetched = false;  ///< unshard started ahead of need
-  bool used = false;      ///< forward ran in this pass
-  bool ready = false;     ///< every gradient of this backward is written
-  bool reduced = false;   ///< reduction started
-  int pending = 0;        ///< trainable parameters whose gradient has not come
+  bool used = false;        ///< forward ran in this pass
+  bool ready = false;       ///< every gradient of this backward is written
+  bool reduced = false;     ///< reduction started
+  int pending = 0;          ///< trainable parameters whose gradient has not come
   Occurrences occurrences;
 
  private:
@@ -81,7 +95,7 @@ class Unit {
 
   bool has_gradients_ = false;
   GradientBuffers::Buffer* buffer_ = nullptr;
-  at::Tensor held_;          // private buffer of micro-batches without reduction; kept once allocated
+  at::Tensor held_;  // private buffer of micro-batches without reduction; kept once allocated
   comm::WorkPtr held_last_;  // the reduction that last read it, or a gradient plane used as buffer
 };
 

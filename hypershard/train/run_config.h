@@ -20,6 +20,7 @@ struct GptConfig;
 
 namespace hypershard::train {
 
+/// Where a run lives and what it starts from.
 struct RunSection {
   std::string name;  ///< empty: the config file's name
   std::string dir;   ///< empty: runs/<name>
@@ -28,6 +29,7 @@ struct RunSection {
   bool pin_cores = true;
 };
 
+/// The shape of the model.
 struct ModelSection {
   std::string kind = "gpt";
   std::int64_t layers = 4;
@@ -43,11 +45,13 @@ struct ModelSection {
   double init_std = 0.02;
 };
 
+/// What it learns from.
 struct DataSection {
   std::string path;
   bool shuffle = true;
 };
 
+/// How it is spread over ranks.
 struct ParallelSection {
   layout::Strategy strategy = layout::Strategy::kZero3;
   int replicate = 1;
@@ -72,8 +76,10 @@ struct PrecisionSection {
   std::string output = "auto";
 };
 
+/// The optimizers there are.
 enum class OptimizerKind : std::uint8_t { kAdamW, kSgd };
 
+/// How update parameters move.
 struct OptimizerSection {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 1e-3;
@@ -86,6 +92,7 @@ struct OptimizerSection {
   double clip_p = 2.0;     ///< 0: the largest absolute value
 };
 
+/// How the learning rate runs.
 struct ScheduleSection {
   std::int64_t steps = 1000;
   std::int64_t warmup_steps = 50;
@@ -100,12 +107,14 @@ enum class Sync : std::uint8_t {
   kInner,  ///< reduce inside `shard` each time, across `replicate` on the last
 };
 
+/// How much a step sees.
 struct BatchSection {
   std::int64_t global_batch = 16;
   std::int64_t accumulation = 1;
   Sync sync = Sync::kEvery;
 };
 
+/// When held-out loss is measured.
 struct EvalSection {
   std::int64_t every = 200;       ///< 0: never during the run
   std::int64_t tokens = 65'536;   ///< 0: all
@@ -113,12 +122,14 @@ struct EvalSection {
   bool at_end = true;
 };
 
+/// When state is saved.
 struct CheckpointSection {
   std::int64_t every = 0;  ///< 0: never during the run
   int keep = 2;            ///< 0: all
   bool at_end = true;
 };
 
+/// What a run writes.
 struct LogSection {
   std::string metrics;  ///< empty: <run.dir>/metrics.jsonl
   std::int64_t every = 10;

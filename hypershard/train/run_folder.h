@@ -20,6 +20,7 @@ class RunFolder {
   std::string metrics_path() const { return file("metrics.jsonl"); }
   std::string log_path() const { return file("log"); }
   std::string checkpoint_dir() const { return file("checkpoints"); }
+  /// Returns the path of a file of this run.
   std::string file(const std::string& name) const;
 
   /// Tells whether there is a run in it.

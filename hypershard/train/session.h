@@ -55,6 +55,7 @@ TrainingData open_data(const RunConfig& config, int world_size);
 class Session {
  public:
   /// Collective: all ranks of the world.
+  /// Errors: InvalidArgument for a mesh or model that does not fit; CommError.
   Session(const RunConfig& config, std::shared_ptr<comm::World> world, TrainingData data);
   ~Session();
   Session(const Session&) = delete;

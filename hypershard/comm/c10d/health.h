@@ -36,6 +36,7 @@ struct CollectiveNote {
 /// Writes e.g. `reduce_scatter #17 of unit 'blocks.3' on axis 'replicate'`.
 std::string to_text(const CollectiveNote& note);
 
+/// How often a rank shows that it lives, and how long silence is borne.
 struct HealthOptions {
   int rank = 0;
   int world_size = 1;

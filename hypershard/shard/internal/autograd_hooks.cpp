@@ -1,12 +1,12 @@
 // See autograd_hooks.h.
 #include "hypershard/shard/internal/autograd_hooks.h"
 
+#include <utility>
+
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include <utility>
 
 namespace hypershard::shard::internal {
 
@@ -55,7 +55,9 @@ void before_backward_of(const at::Tensor& tensor, const std::function<void()>& h
   }
 }
 
-std::shared_ptr<void> take_gradients_of(const at::Tensor& leaf, std::function<void(const at::Tensor&)> hook) {
+std::shared_ptr<void> take_gradients_of(
+    const at::Tensor& leaf, std::function<void(const at::Tensor&)> hook
+) {
   auto node = torch::autograd::impl::grad_accumulator(leaf);
   node->add_pre_hook(std::make_unique<TakeHook>(std::move(hook)));
   return std::make_shared<decltype(node)>(std::move(node));
@@ -65,6 +67,8 @@ void at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-bool backward_is_running() { return torch::autograd::get_current_graph_task_id() != -1; }
+bool backward_is_running() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
 
 }  // namespace hypershard::shard::internal
