@@ -57,11 +57,11 @@ struct NetOptions {
 
 /// Linear, blocks, linear.
 struct NetImpl : nn::Hookable<NetImpl, at::Tensor(at::Tensor), torch::nn::Module> {
-  explicit NetImpl(const NetOptions& options = {})
-      : options(options), in(options.inputs, options.dim), out(options.dim, options.outputs) {
+  explicit NetImpl(const NetOptions& shape = {})
+      : options(shape), in(shape.inputs, shape.dim), out(shape.dim, shape.outputs) {
     register_module("in", in);
-    for (int i = 0; i < options.num_blocks; ++i) {
-      blocks->push_back(Block(options.dim, options.hidden));
+    for (int i = 0; i < shape.num_blocks; ++i) {
+      blocks->push_back(Block(shape.dim, shape.hidden));
     }
     register_module("blocks", blocks);
     register_module("out", out);
