@@ -194,7 +194,7 @@ TEST_F(CheckpointFaultsTest, WrongModelIsRefusedWithTheNames) {
   testing::run_ranks(2, [&](test::WorldPtr world) {
     const comm::ProcessMesh mesh = shard::test::make_mesh(world);
     shard::test::Net model;  // in, blocks.0-2 with another width, out
-    const shard::ShardedModel sharded = fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, {.units = {"blocks.*"}});
     const std::string text =
         thrown_text<InvalidArgument>([&] { load(folder_.path(), sharded, nullptr, mesh); });
     expect_part(text, "does not fit the model");
@@ -210,7 +210,7 @@ TEST_F(CheckpointFaultsTest, ManyMismatchesAreCountedAndTenAreListed) {
   testing::run_ranks(1, [&](test::WorldPtr world) {
     const comm::ProcessMesh mesh = shard::test::make_mesh(world);
     shard::test::Net model(shard::test::NetOptions{.num_blocks = 9});
-    const shard::ShardedModel sharded = fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, {.units = {"blocks.*"}});
     const std::string text =
         thrown_text<InvalidArgument>([&] { load(folder_.path(), sharded, nullptr, mesh); });
     expect_part(text, "32 missing in the checkpoint");
@@ -222,7 +222,7 @@ TEST_F(CheckpointFaultsTest, ModelThatTiesOtherwiseIsRefused) {
   testing::run_ranks(2, [&](test::WorldPtr world) {
     const comm::ProcessMesh mesh = shard::test::make_mesh(world);
     test::OddNet model(1.0, /*tied=*/false);
-    const shard::ShardedModel sharded = fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, {.units = {"blocks.*"}});
     const std::string text =
         thrown_text<InvalidArgument>([&] { load(folder_.path(), sharded, nullptr, mesh); });
     expect_part(
@@ -306,7 +306,7 @@ class SmallFiles {
 
 TEST_F(CheckpointFaultsTest, FullDiskFailsOnAllRanksAndKeepsTheOlderCheckpoint) {
   // Replicas write nothing and must fail all the same.
-  const Setup setup{.ranks = 4, .replicate = 2, .strategy = Strategy::kHsdp};
+  const test::Setup setup{.ranks = 4, .replicate = 2, .strategy = Strategy::kHsdp};
   on_ranks(setup, [&](test::Run& run) {
     run.train(0, 1);
     run.mesh.world().world_communicator()->barrier()->wait();

@@ -31,7 +31,7 @@ using test::thrown_text;
 
 namespace fs = std::filesystem;
 
-std::vector<Setup> all_setups() {
+std::vector<test::Setup> all_setups() {
   return {
       {.ranks = 1},
       {.ranks = 2},
@@ -46,9 +46,11 @@ std::vector<Setup> all_setups() {
 }
 
 // Three steps, a checkpoint, three more: the losses of each rank after the checkpoint.
-std::vector<std::vector<double>> uninterrupted(const Setup& setup, const std::string& directory) {
+std::vector<std::vector<double>> uninterrupted(
+    const test::Setup& setup, const std::string& directory
+) {
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(setup.ranks));
-  on_ranks(setup, [&](Run& run) {
+  on_ranks(setup, [&](test::Run& run) {
     run.train(0, 3);
     run.save_to(directory, 3);
     losses[static_cast<std::size_t>(run.mesh.rank())] = run.train(3, 6);
@@ -56,13 +58,13 @@ std::vector<std::vector<double>> uninterrupted(const Setup& setup, const std::st
   return losses;
 }
 
-void expect_resumes(const Setup& setup) {
+void expect_resumes(const test::Setup& setup) {
   SCOPED_TRACE(to_text(setup));
   const ScratchFolder folder;
   const auto expected = uninterrupted(setup, folder.path());
-  Setup fresh = setup;
+  test::Setup fresh = setup;
   fresh.other_values = true;
-  on_ranks(fresh, [&](Run& run) {
+  on_ranks(fresh, [&](test::Run& run) {
     const TrainState state = run.load_from(folder.path());
     EXPECT_EQ(state.step, 3);
     EXPECT_EQ(state.seed, 17);
@@ -73,7 +75,7 @@ void expect_resumes(const Setup& setup) {
 }
 
 TEST(CheckpointTest, ResumedRunEqualsTheUninterruptedBitForBit) {
-  for (const Setup& setup : all_setups()) {
+  for (const test::Setup& setup : all_setups()) {
     expect_resumes(setup);
   }
 }
@@ -87,7 +89,7 @@ TEST(CheckpointTest, SgdBf16AndFrozenRunsResumeToo) {
 
 // Saved again after loading elsewhere: every weight and every state tensor has the same bits.
 TEST(CheckpointTest, AnyMeshLoadsWhatAnyMeshSaved) {
-  const std::vector<std::pair<Setup, Setup>> moves = {
+  const std::vector<std::pair<test::Setup, test::Setup>> moves = {
       {{.ranks = 4}, {.ranks = 3}},
       {{.ranks = 4}, {.ranks = 2}},
       {{.ranks = 4}, {.ranks = 1}},
@@ -103,15 +105,15 @@ TEST(CheckpointTest, AnyMeshLoadsWhatAnyMeshSaved) {
   };
   for (const auto& [from, given] : moves) {
     SCOPED_TRACE(to_text(from) + " -> " + to_text(given));
-    Setup to = given;
+    test::Setup to = given;
     to.other_values = true;
     const ScratchFolder first;
     const ScratchFolder second;
-    on_ranks(from, [&](Run& run) {
+    on_ranks(from, [&](test::Run& run) {
       run.train(0, 3);
       run.save_to(first.path(), 3);
     });
-    on_ranks(to, [&](Run& run) {
+    on_ranks(to, [&](test::Run& run) {
       run.load_from(first.path());
       run.save_to(second.path(), 3);
     });
@@ -133,7 +135,7 @@ TEST(CheckpointTest, AnyMeshLoadsWhatAnyMeshSaved) {
 TEST(CheckpointTest, RunGoesOnElsewhereAsCloselyAsMeshesAgree) {
   const ScratchFolder folder;
   const auto expected = uninterrupted({.ranks = 4}, folder.path());
-  on_ranks({.ranks = 2, .other_values = true}, [&](Run& run) {
+  on_ranks({.ranks = 2, .other_values = true}, [&](test::Run& run) {
     run.load_from(folder.path());
     const std::vector<double> losses = run.train(3, 6);
     for (std::size_t i = 0; i < losses.size(); ++i) {
@@ -145,12 +147,12 @@ TEST(CheckpointTest, RunGoesOnElsewhereAsCloselyAsMeshesAgree) {
 }
 
 TEST(CheckpointTest, FilesHoldEveryElementOnceUnderItsLogicalName) {
-  for (const Setup& setup : all_setups()) {
+  for (const test::Setup& setup : all_setups()) {
     SCOPED_TRACE(to_text(setup));
     const ScratchFolder folder;
     std::map<std::string, at::Tensor> values;
     std::string path;
-    on_ranks(setup, [&](Run& run) {
+    on_ranks(setup, [&](test::Run& run) {
       run.train(0, 1);
       const std::string saved = run.save_to(folder.path(), 41);
       for (const std::string& name : run.sharded->parameter_names()) {
@@ -189,7 +191,7 @@ TEST(CheckpointTest, FilesHoldEveryElementOnceUnderItsLogicalName) {
 
 TEST(CheckpointTest, ReplicasWriteNothing) {
   const ScratchFolder folder;
-  on_ranks({.ranks = 4, .replicate = 2, .strategy = Strategy::kHsdp}, [&](Run& run) {
+  on_ranks({.ranks = 4, .replicate = 2, .strategy = Strategy::kHsdp}, [&](test::Run& run) {
     run.train(0, 1);
     run.save_to(folder.path(), 1);
   });
@@ -208,7 +210,7 @@ TEST(CheckpointTest, ReplicasWriteNothing) {
 
 TEST(CheckpointTest, TiedParametersAreSavedOnceWithAllNames) {
   const ScratchFolder folder;
-  on_ranks({.ranks = 2}, [&](Run& run) { run.save_to(folder.path(), 0); });
+  on_ranks({.ranks = 2}, [&](test::Run& run) { run.save_to(folder.path(), 0); });
   const auto manifest = internal::read_manifest(folder / "step-00000000");
   int tied = 0;
   for (const internal::SavedParameter& parameter : manifest.parameters) {
@@ -221,7 +223,7 @@ TEST(CheckpointTest, TiedParametersAreSavedOnceWithAllNames) {
 
 TEST(CheckpointTest, FrozenParametersHaveNoState) {
   const ScratchFolder folder;
-  on_ranks({.ranks = 2, .frozen = true}, [&](Run& run) {
+  on_ranks({.ranks = 2, .frozen = true}, [&](test::Run& run) {
     run.train(0, 2);
     run.save_to(folder.path(), 2);
   });
@@ -234,12 +236,12 @@ TEST(CheckpointTest, FrozenParametersHaveNoState) {
 
 TEST(CheckpointTest, WeightsLoadWithoutOptimizer) {
   const ScratchFolder folder;
-  on_ranks({.ranks = 2}, [&](Run& run) {
+  on_ranks({.ranks = 2}, [&](test::Run& run) {
     run.train(0, 2);
     run.save_to(folder.path(), 2);
   });
   const auto saved = by_name(read_weights(folder.path()));
-  on_ranks({.ranks = 3, .other_values = true}, [&](Run& run) {
+  on_ranks({.ranks = 3, .other_values = true}, [&](test::Run& run) {
     load(folder.path(), *run.sharded, nullptr, run.mesh);
     EXPECT_EQ(run.optimizer->num_steps(), 0);
     EXPECT_TENSORS_EQUAL(run.sharded->full_parameter("embed"), saved.at("embed"));
@@ -249,13 +251,13 @@ TEST(CheckpointTest, WeightsLoadWithoutOptimizer) {
 // A step count of its own survives: frozen for two steps, saved one step after unfreezing.
 TEST(CheckpointTest, StepCountsOfUnfrozenParametersSurvive) {
   const ScratchFolder folder;
-  const auto unfreeze = [](Run& run) {
+  const auto unfreeze = [](test::Run& run) {
     for (auto& parameter : run.model->blocks[0]->parameters()) {
       parameter.set_requires_grad(true);
     }
   };
   std::vector<double> expected;
-  on_ranks({.ranks = 2, .frozen = true}, [&](Run& run) {
+  on_ranks({.ranks = 2, .frozen = true}, [&](test::Run& run) {
     run.train(0, 2);
     unfreeze(run);
     run.train(2, 3);
@@ -274,7 +276,7 @@ TEST(CheckpointTest, StepCountsOfUnfrozenParametersSurvive) {
                                                 : 3
     ) << parameter.name;
   }
-  on_ranks({.ranks = 2, .frozen = true, .other_values = true}, [&](Run& run) {
+  on_ranks({.ranks = 2, .frozen = true, .other_values = true}, [&](test::Run& run) {
     run.load_from(folder.path());
     unfreeze(run);
     const std::vector<double> losses = run.train(3, 6);
@@ -283,17 +285,19 @@ TEST(CheckpointTest, StepCountsOfUnfrozenParametersSurvive) {
     }
   });
   // In a model that never froze them they share update tensors with nobody who was stepped more.
-  on_ranks({.ranks = 1, .other_values = true}, [&](Run& run) { run.load_from(folder.path()); });
+  on_ranks({.ranks = 1, .other_values = true}, [&](test::Run& run) {
+    run.load_from(folder.path());
+  });
 }
 
 // Row 18 of the behaviours: padding is zero in planes, and no file holds any of it.
 TEST(CheckpointTest, PaddingIsNeverSavedAndStaysZeroOnLoad) {
   const ScratchFolder folder;
-  on_ranks({.ranks = 4}, [&](Run& run) {
+  on_ranks({.ranks = 4}, [&](test::Run& run) {
     run.train(0, 2);
     run.save_to(folder.path(), 2);
   });
-  on_ranks({.ranks = 3, .other_values = true}, [&](Run& run) {
+  on_ranks({.ranks = 3, .other_values = true}, [&](test::Run& run) {
     run.load_from(folder.path());
     for (const shard::UpdateTensor& update : run.sharded->update_parameters()) {
       at::Tensor rest = update.tensor.clone();
@@ -309,7 +313,7 @@ TEST(CheckpointTest, PaddingIsNeverSavedAndStaysZeroOnLoad) {
 TEST(CheckpointTest, MetaParametersAreInitialisedByALoad) {
   const ScratchFolder folder;
   std::vector<double> expected;
-  on_ranks({.ranks = 2}, [&](Run& run) {
+  on_ranks({.ranks = 2}, [&](test::Run& run) {
     run.save_to(folder.path(), 0);
     const std::vector<double> losses = run.train(0, 2);
     if (run.mesh.rank() == 0) {
@@ -318,9 +322,13 @@ TEST(CheckpointTest, MetaParametersAreInitialisedByALoad) {
   });
   testing::run_ranks(2, [&](test::WorldPtr world) {
     test::OddNet model;
-    model->to(at::Device(at::kMeta));
+    for (const at::Tensor& param : model->parameters()) {
+      param.unsafeGetTensorImpl()->shallow_copy_from(
+          at::empty(param.sizes(), param.options().device(at::kMeta)).getIntrusivePtr()
+      );
+    }
     const comm::ProcessMesh mesh = shard::test::make_mesh(world);
-    const shard::ShardedModel sharded = fully_shard(*model, mesh, {.units = {"blocks.*"}});
+    const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, {.units = {"blocks.*"}});
     optim::AdamW optimizer(sharded, {.lr = 0.01});
     load(folder.path(), sharded, &optimizer, mesh);
     for (int step = 0; step < 2; ++step) {
@@ -339,12 +347,12 @@ TEST(CheckpointTest, MetaParametersAreInitialisedByALoad) {
 
 TEST(CheckpointTest, OtherUpdateDtypeIsConverted) {
   const ScratchFolder folder;
-  on_ranks({.ranks = 2}, [&](Run& run) {
+  on_ranks({.ranks = 2}, [&](test::Run& run) {
     run.train(0, 2);
     run.save_to(folder.path(), 2);
   });
   const auto saved = by_name(read_weights(folder.path()));
-  on_ranks({.ranks = 3, .bf16 = true, .other_values = true}, [&](Run& run) {
+  on_ranks({.ranks = 3, .bf16 = true, .other_values = true}, [&](test::Run& run) {
     run.load_from(folder.path());
     EXPECT_TENSORS_EQUAL(run.sharded->full_parameter("embed"), saved.at("embed").to(at::kFloat));
   });

@@ -114,12 +114,15 @@ class Plan {
         "'",
         HS_HINT("pass no optimizer to load the weights alone")
     );
-    HS_CHECK_EQ(
-        manifest_.optimizer->kind,
-        optimizer.kind(),
+    HS_CHECK(
+        manifest_.optimizer->kind == optimizer.kind(),
         "checkpoint: ",
         folder_,
-        " holds the state of another optimizer"
+        " holds the state of optimizer '",
+        manifest_.optimizer->kind,
+        "'; expected '",
+        optimizer.kind(),
+        "'"
     );
     HS_CHECK_EQ(
         optimizer.update_steps().size(),

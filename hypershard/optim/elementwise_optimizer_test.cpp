@@ -441,8 +441,9 @@ TEST(ElementwiseOptimizerTest, UnfrozenParametersCountTheirOwnSteps) {
     for (int step = 0; step < 6; ++step) {
       if (step == 3) {
         unfreeze(model);
+        const std::vector<UpdateTensor> now = sharded.update_parameters();
         for (const StateTensor& state : optimizer->state_tensors()) {
-          for (const UpdatePiece& piece : sharded.update_parameters()[state.update].pieces) {
+          for (const UpdatePiece& piece : now[state.update].pieces) {
             EXPECT_NE(piece.name.substr(0, 3), "in.") << "state of a frozen parameter";
           }
         }

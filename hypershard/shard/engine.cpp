@@ -295,7 +295,7 @@ void Engine::close_window(bool keep) {
   const std::uint64_t versions = update_versions();
   const bool written = needs_publish_ || versions != seen_versions_;
   HS_CHECK(
-      window_open_ || !written,
+      window_open_ || versions == seen_versions_,
       "shard: update parameters were written while runtime parameters may be read: between a "
       "forward with gradients and the end of its backward",
       HS_HINT("step the optimizer after backward, or call sync_runtime() on every rank after "
@@ -364,6 +364,9 @@ void Engine::reshard(int unit) {
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   target.pinned = false;
   release(target);
+  if (stack_.empty() && !in_backward_) {
+    open_window();  // reading by hand is over
+  }
 }
 
 }  // namespace hypershard::shard

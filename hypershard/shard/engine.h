@@ -143,7 +143,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void hook_outputs(int unit, std::span<at::Tensor* const> outputs);
   void hook_inputs(int unit, std::span<at::Tensor* const> inputs);
   void cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const;
-  bool first_needed_in_backward(int unit) const;
   void agree_on_order();
   void set_order(const std::vector<int>& begins, const std::vector<int>& ends);
   void expect_gradients(Unit& unit);

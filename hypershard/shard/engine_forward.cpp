@@ -179,17 +179,6 @@ void Engine::hook_outputs(int unit, std::span<at::Tensor* const> outputs) {
   }
 }
 
-bool Engine::first_needed_in_backward(int unit) const {
-  if (!order_agreed_ || !root_pass_ || !at::GradMode::is_enabled()) {
-    return false;
-  }
-  const auto first =
-      std::find_if(backward_order_.begin(), backward_order_.end(), [this](int index) {
-        return units_[static_cast<std::size_t>(index)]->reshard_after_forward;
-      });
-  return first != backward_order_.end() && *first == unit;
-}
-
 void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
   const ErrorContext context("forward");
   const ErrorContext unit_context(units_[static_cast<std::size_t>(unit)]->path());
@@ -223,7 +212,7 @@ void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
     seen.plain += nn::current_recompute_segment() == nullptr ? 1 : 0;
   }
   const bool running = std::find(stack_.begin(), stack_.end(), unit) != stack_.end();
-  if (here.reshard_after_forward && !here.pinned && !running && !first_needed_in_backward(unit)) {
+  if (here.reshard_after_forward && !here.pinned && !running) {
     release(here);
   }
   if (stack_.empty()) {

@@ -274,7 +274,7 @@ void ParamGroup::gather_levels(
             packing_.counts(coords),
             unit_
         )
-        ->wait();
+        ->wait_released();  // what follows may write our part
   }
 }
 
