@@ -18,7 +18,15 @@ void Engine::begin_backward() {
   window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before
                          // the end of this backward
   pass_ = Pass::kBackward;
-  pass_order_ = backward_order_;
+  // Units that stay whole have nothing to start, and must not be gathered again once their backward
+  // has released them.
+  pass_order_.clear();
+  for (const int index : backward_order_) {
+    const Unit& unit = *units_[static_cast<std::size_t>(index)];
+    if (unit.reshard_after_forward && !unit.pinned) {
+      pass_order_.push_back(index);
+    }
+  }
   started_ = 0;
   next_reduction_ = 0;
   for (const auto& unit : units_) {
