@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "tools/command.h"
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 
 #include "hypershard/core/env.h"
 #include "hypershard/core/error.h"
+#include "hypershard/core/suggest.h"
 #include "hypershard/train/agreement.h"
 #include "hypershard/train/exit_code.h"
 #include "hypershard/train/version.h"
@@ -67,30 +69,68 @@ int run_action(const Action& action) {
   }
 }
 
+// Returns the subcommand that was chosen, the innermost one.
+const CLI::App* chosen_command(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+  }
+  return command;
+}
+
+// Says what was meant by an argument that there is not.
+std::string unknown_argument(const CLI::App& command, const std::string& argument) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      known.push_back("--" + name);
+    }
+  }
+  for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; })) {
+    known.push_back(each->get_name());
+  }
+  const std::string meant = suggestion(argument, known);
+  return "unknown argument '" + argument + "'\n  hint: " +
+         (meant.empty() ? "`" + command.get_name() + " --help` lists what there is" : meant);
+}
+
+int parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+    return train::kExitOk;
+  } catch (const CLI::ExtrasError&) {
+    const CLI::App* command = chosen_command(app);
+    print_error(unknown_argument(*command, command->remaining().front()));
+  } catch (const CLI::Success& success) {
+    app.exit(success);  // prints help or version
+    return -1;
+  } catch (const CLI::ParseError& error) {
+    print_error(
+        std::string(error.what()) + "\n  hint: `" + chosen_command(app)->get_name() +
+        " --help` says more"
+    );
+  }
+  return train::kExitBadInput;
+}
+
 int main_of(int argc, char** argv) {
   CLI::App app(kDescription, "hypershard");
   app.footer(kFooter);
   app.set_version_flag(
       "--version", "hypershard " + train::version() + " (torch " TORCH_VERSION ")"
   );
-  app.require_subcommand(1);
-  app.failure_message(CLI::FailureMessage::help);
   Action action;
-  const Arguments arguments(argv + 1, argv + argc);
-  add_train(app, action, arguments);
+  add_train(app, action, Arguments(argv + 1, argv + argc));
   add_data(app, action);
   add_sample(app, action);
   add_explain(app, action);
   add_info(app, action);
-  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
-    return "hypershard: error: " + std::string(error.what()) + "\n  hint: `" + failed->get_name() +
-           " --help` lists what there is\n";
-  });
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code == 0 ? train::kExitOk : train::kExitBadInput;
+  if (const int code = parse(app, argc, argv); code != train::kExitOk) {
+    return code < 0 ? train::kExitOk : code;
+  }
+  if (!action) {
+    print_line(app.help());
+    return train::kExitBadInput;
   }
   return run_action([&] {
     env::check_all();

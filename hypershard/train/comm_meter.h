@@ -13,19 +13,18 @@ namespace hypershard::train {
 /// Sums, over all communicators that a sharded model and its trainer use, the time in which this
 /// rank's thread did nothing but communicate: stood waiting, or added and copied for a collective.
 ///
-/// Holds plain pointers: neither model nor communicators may go before it.
+/// Waits for the write window of shared parameters are not among it; the engine counts them apart.
+/// Holds plain pointers: the communicators may not go before it.
 class CommMeter {
  public:
   CommMeter(const shard::ShardedModel& model, const comm::Communicator& everyone);
 
-  /// Returns nanoseconds since birth of the communicators. Waits for the write window of shared
-  /// parameters are among them.
+  /// Returns nanoseconds since birth of the communicators.
   std::int64_t exposed_ns() const;
 
  private:
   void add(const comm::Communicator* communicator);
 
-  const shard::ShardedModel* model_;
   std::vector<const comm::Communicator*> communicators_;
 };
 

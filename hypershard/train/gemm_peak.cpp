@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include "hypershard/core/clock.h"
+#include "hypershard/train/session.h"
 
 namespace hypershard::train {
 
@@ -34,9 +35,7 @@ GemmPeak measure_gemm_peak(
   at::Tensor sum = at::zeros({1}, at::kDouble);
   *sum.mutable_data_ptr<double>() = flops / best_s;
   ranks.all_reduce(sum, comm::ReduceOp::kSum, "train.gemm_peak")->wait();
-  return {
-      .flops_per_s = *sum.const_data_ptr<double>(), .shape = shape, .dtype = c10::toString(dtype)
-  };
+  return {.flops_per_s = *sum.const_data_ptr<double>(), .shape = shape, .dtype = dtype_word(dtype)};
 }
 
 }  // namespace hypershard::train

@@ -22,7 +22,7 @@ struct GemmShape {
 struct GemmPeak {
   double flops_per_s = 0;  ///< of all ranks together, measured while all of them work
   GemmShape shape = {};
-  std::string dtype = {};
+  std::string dtype = {};  ///< as a configuration writes it
 };
 
 /// Measures at::mm of one shape on all ranks at once, for about `seconds`; the fastest run counts.

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "hypershard/core/error.h"
+#include "hypershard/core/text.h"
 
 namespace hypershard::train {
 namespace {
@@ -57,7 +58,7 @@ TEST(RunConfigTest, ResolvedTextReadsBackTheSame) {
 TEST(RunConfigTest, OverridesComeAfterTheFile) {
   RunConfigFile file;
   file.load_text(
-      std::string(kSmallest) + "[schedule]\nsteps = 100\n",
+      concat_text(kSmallest, "[schedule]\nsteps = 100\n"),
       "run.toml",
       std::vector<std::string>{"schedule.steps=77", "parallel.strategy=hsdp"},
       1
@@ -68,21 +69,21 @@ TEST(RunConfigTest, OverridesComeAfterTheFile) {
 
 TEST(RunConfigTest, UnknownKeyNamesLineAndNearestKey) {
   expect_problem(
-      problem_of(std::string(kSmallest) + "[model]\nlayer = 3\n"),
+      problem_of(concat_text(kSmallest, "[model]\nlayer = 3\n")),
       {"run.toml:4", "model.layer", "did you mean", "layers"}
   );
 }
 
 TEST(RunConfigTest, WrongTypeNamesLineAndType) {
   expect_problem(
-      problem_of(std::string(kSmallest) + "[schedule]\nsteps = \"many\"\n"),
+      problem_of(concat_text(kSmallest, "[schedule]\nsteps = \"many\"\n")),
       {"run.toml:4", "schedule.steps", "integer"}
   );
 }
 
 TEST(RunConfigTest, WrongWordListsTheWords) {
   expect_problem(
-      problem_of(std::string(kSmallest) + "[parallel]\nstrategy = \"zero4\"\n"),
+      problem_of(concat_text(kSmallest, "[parallel]\nstrategy = \"zero4\"\n")),
       {"run.toml:4", "parallel.strategy", "zero3", "ddp"}
   );
 }
@@ -93,21 +94,21 @@ TEST(RunConfigTest, MissingDataPathIsNamed) {
 
 TEST(RunConfigTest, HeadsMustDivideTheWidth) {
   expect_problem(
-      problem_of(std::string(kSmallest) + "[model]\ndim = 192\nheads = 5\n"),
+      problem_of(concat_text(kSmallest, "[model]\ndim = 192\nheads = 5\n")),
       {"run.toml:5", "5 heads", "192", "190 or 195"}
   );
 }
 
 TEST(RunConfigTest, BatchMustBeDealtEvenly) {
   expect_problem(
-      problem_of(std::string(kSmallest) + "[batch]\nglobal_batch = 16\n", {}, 3),
+      problem_of(concat_text(kSmallest, "[batch]\nglobal_batch = 16\n"), {}, 3),
       {"run.toml:4", "16 rows", "3 ranks", "15 or 18"}
   );
 }
 
 TEST(RunConfigTest, MoreRanksThanRowsIsSaidSo) {
   expect_problem(
-      problem_of(std::string(kSmallest) + "[batch]\nglobal_batch = 2\n", {}, 4),
+      problem_of(concat_text(kSmallest, "[batch]\nglobal_batch = 2\n"), {}, 4),
       {"fewer rows than parts", "2 rows", "4 ranks", "at least 4"}
   );
 }
@@ -140,7 +141,7 @@ TEST(RunConfigTest, WarmupMustFit) {
 
 TEST(RunConfigTest, EveryProblemIsListedAtOnce) {
   expect_problem(
-      problem_of(std::string(kSmallest) + "[model]\nlayer = 3\ndim = -4\n"),
+      problem_of(concat_text(kSmallest, "[model]\nlayer = 3\ndim = -4\n")),
       {"model.layer", "model.dim"}
   );
 }

@@ -74,6 +74,7 @@ TEST_F(RunFolderTest, ResumePointIsTheNewestOrTheOneNamed) {
   touch("config.toml");
   touch("checkpoints/step-00000002/weights");
   touch("checkpoints/step-00000010/weights");
+  touch("checkpoints/step-00000010/manifest.json");
   std::ofstream(base_ / "run/checkpoints/latest") << "step-00000010\n";
   const ResumePoint newest = find_resume_point(run_path() + "/");
   EXPECT_EQ(newest.run_dir, run_path());

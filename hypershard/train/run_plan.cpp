@@ -82,10 +82,10 @@ UnitPlan Planner::plan_unit(const shard::Unit& unit) const {
          .numel = group->packing().numel,
          .padding = group->packing().padding_numel(),
          .imbalance = group->packing().imbalance(),
-         .storage = c10::toString(dtypes.storage),
-         .compute = c10::toString(dtypes.compute),
-         .reduce = c10::toString(dtypes.reduce),
-         .update = c10::toString(dtypes.update),
+         .storage = dtype_word(dtypes.storage),
+         .compute = dtype_word(dtypes.compute),
+         .reduce = dtype_word(dtypes.reduce),
+         .update = dtype_word(dtypes.update),
          .runtime = to_text(group->mode())}
     );
   }
@@ -188,8 +188,6 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
     }
   }
   const std::int64_t num_micro = config_.batch.accumulation;
-  // The root stays whole from a forward to the end of its backward; the unit whose backward comes
-  // first is kept too.
   const auto& units = engine_.units();
   for (std::int64_t micro = 0; micro < num_micro; ++micro) {
     const bool is_last = micro + 1 == num_micro;
@@ -197,8 +195,7 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
       add_unshard(out, Phase::kForward, *unit);
     }
     for (std::size_t i = units.size(); i-- > 0;) {
-      const bool stays_whole = !units[i]->reshard_after_forward || i + 1 == units.size();
-      if (!stays_whole) {
+      if (units[i]->reshard_after_forward) {
         add_unshard(out, Phase::kBackward, *units[i]);
       }
       if (is_last || config_.batch.sync != Sync::kLast) {

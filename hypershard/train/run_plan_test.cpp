@@ -169,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"recompute", 2, {kOff, "model.recompute=true"}},
         Case{"bf16", 2, {"precision.compute=bf16"}}
     ),
-    [](const auto& info) { return info.param.name; }
+    [](const auto& each) { return each.param.name; }
 );
 
 TEST(RunPlanSizeTest, BigModelOnManyRanksNeedsNoMemory) {

@@ -23,20 +23,17 @@
 namespace hypershard::train {
 namespace {
 
+constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
+    {"fp64", at::kDouble}, {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}
+};
+
 std::optional<at::ScalarType> dtype_of(const std::string& word) {
-  if (word == "fp64") {
-    return at::kDouble;
+  for (const auto& [name, dtype] : kDtypes) {
+    if (word == name) {
+      return dtype;
+    }
   }
-  if (word == "fp32") {
-    return at::kFloat;
-  }
-  if (word == "bf16") {
-    return at::kBFloat16;
-  }
-  if (word == "fp16") {
-    return at::kHalf;
-  }
-  return std::nullopt;
+  return std::nullopt;  // auto
 }
 
 bool needs_both_axes(layout::Strategy strategy) {
@@ -99,6 +96,15 @@ at::ScalarType parameter_dtype(const RunConfig& config) {
 
 at::ScalarType compute_dtype(const RunConfig& config) {
   return dtype_of(config.precision.compute).value_or(parameter_dtype(config));
+}
+
+std::string dtype_word(at::ScalarType dtype) {
+  for (const auto& [name, known] : kDtypes) {
+    if (dtype == known) {
+      return name;
+    }
+  }
+  return c10::toString(dtype);
 }
 
 shard::FullyShardOptions shard_options(const RunConfig& config) {

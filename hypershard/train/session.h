@@ -30,6 +30,8 @@ shard::FullyShardOptions shard_options(const RunConfig& config);
 at::ScalarType parameter_dtype(const RunConfig& config);
 /// Returns the dtype that the model computes in.
 at::ScalarType compute_dtype(const RunConfig& config);
+/// Writes a dtype as a configuration does: `fp32`.
+std::string dtype_word(at::ScalarType dtype);
 /// Returns the mesh of a configuration: `shard`, and before it `replicate` where it matters.
 layout::DeviceMesh make_mesh(const RunConfig& config, const layout::Topology& topology);
 

@@ -3,6 +3,7 @@
 #include "hypershard/train/trainer.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -38,6 +39,12 @@
 
 namespace hypershard::train {
 namespace {
+
+std::string four_decimals(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4f", value);
+  return text;
+}
 
 class Trainer {
  public:
@@ -191,7 +198,8 @@ void Trainer::train() {
 
 StepMetrics Trainer::measure(const StepResult& result, double step_s) {
   const shard::Counters& counters = session_->sharded().counters();
-  const auto exposed = static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_);
+  const auto exposed =
+      static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_ + counters.window_wait_ns);
   at::Tensor sums = at::zeros({7}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
   const std::int64_t own[] = {
@@ -300,7 +308,8 @@ void Trainer::finish() {
         step_,
         " in ",
         short_duration(since_start_.elapsed_s()),
-        eval_loss_ ? concat_text(", held-out loss ", *eval_loss_, " nats a byte") : std::string()
+        eval_loss_ ? ", held-out loss " + four_decimals(*eval_loss_) + " nats a byte"
+                   : std::string()
     ));
   }
 }

@@ -66,9 +66,9 @@ class InputTest(program.ProgramTest):
 
     def test_command_line(self):
         for arguments, fragment in (
-            (("trian",), "trian"),
+            (("trian",), "did you mean 'train'"),
             (("train",), "neither a configuration nor --resume"),
-            (("train", "x.toml", "--rank", "2"), "--rank"),
+            (("train", "x.toml", "--rank", "2"), "did you mean '--ranks'"),
             (("train", "x.toml", "--ranks", "0"), "--ranks"),
             (("sample",), "RUN"),
             (("train", "--resume", "absent"), "absent"),
