@@ -23,6 +23,17 @@
 namespace hypershard::tools {
 namespace {
 
+const std::string kEnvTitle =
+    "# Environment variables\n\n"
+    "What `hypershard info env --markdown` prints; a test keeps this file current. Unknown "
+    "variables\n"
+    "that begin with `HS_` are warned of, malformed values refused.\n\n";
+const std::string kConfigTitle =
+    "# Configuration\n\n"
+    "What `hypershard info config --markdown` prints; a test keeps this file current. A "
+    "configuration\n"
+    "is a TOML file with these sections; `--set section.key=value` overrides a key.\n\n";
+
 void print_field(const char* name, const std::string& value) {
   char padded[24];
   std::snprintf(padded, sizeof padded, "%-12s", name);
@@ -84,9 +95,7 @@ int print_info() {
 void add_info(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "info",
-      "Describes this build and machine.\n"
-      "\n"
-      "`info env` lists the environment variables, `info config` the keys of a configuration."
+      "Describes this build and machine; `info env` and `info config` list variables and keys."
   );
   command->require_subcommand(0, 1);
   const auto markdown = std::make_shared<bool>(false);
@@ -101,11 +110,12 @@ void add_info(CLI::App& app, Action& action) {
     });
   };
   add_table("env", "Lists every environment variable with its value.", [](bool as_markdown) {
-    return as_markdown ? env::describe_markdown() : env::describe();
+    return as_markdown ? kEnvTitle + env::describe_markdown() : env::describe();
   });
   add_table("config", "Lists every key of a configuration.", [](bool as_markdown) {
     const train::RunConfigFile file;
-    return as_markdown ? file.schema().describe_markdown() : file.schema().describe();
+    return as_markdown ? kConfigTitle + file.schema().describe_markdown()
+                       : file.schema().describe();
   });
   command->callback([&action, command] {
     if (command->get_subcommands().empty()) {

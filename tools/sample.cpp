@@ -1,4 +1,5 @@
 // `hypershard sample`: lets a trained model write.
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -7,6 +8,7 @@
 #include "tools/command.h"
 #include <CLI/CLI.hpp>
 
+#include "hypershard/core/env.h"
 #include "hypershard/train/exit_code.h"
 #include "hypershard/train/sampler.h"
 
@@ -72,8 +74,16 @@ void add_sample(CLI::App& app, Action& action) {
       )
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  command->add_option("--seed", options.seed, "Seed of the choices")->capture_default_str();
-  command->callback([&action, arguments] { action = [arguments] { return run(*arguments); }; });
+  CLI::Option* seed =
+      command->add_option("--seed", options.seed, "Seed of the choices")->capture_default_str();
+  command->callback([&action, arguments, seed] {
+    action = [arguments, seed] {
+      if (const std::int64_t wanted = env::get_int("HS_SEED"); seed->count() == 0 && wanted >= 0) {
+        arguments->options.seed = static_cast<std::uint64_t>(wanted);
+      }
+      return run(*arguments);
+    };
+  });
 }
 
 }  // namespace hypershard::tools

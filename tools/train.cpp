@@ -31,6 +31,9 @@ struct TrainArguments {
 };
 
 constexpr const char* kFooter =
+    "With --ranks N it starts N ranks on this machine and watches over them. Without, and under\n"
+    "torchrun --no-python, srun or mpirun, it is one rank of that job; alone, a job of one rank.\n"
+    "\n"
     "Examples:\n"
     "  hypershard train configs/gpt_shakespeare.toml --ranks 2\n"
     "  hypershard train configs/gpt_shakespeare.toml --ranks 2 --set schedule.steps=100 \\\n"
@@ -140,13 +143,8 @@ int run(const TrainArguments& arguments) {
 void add_train(CLI::App& app, Action& action, const Arguments& command_line) {
   const auto arguments = std::make_shared<TrainArguments>();
   arguments->command_line = command_line;
-  CLI::App* command = app.add_subcommand(
-      "train",
-      "Trains a model as CONFIG says.\n"
-      "\n"
-      "With --ranks N it starts N ranks on this machine and watches over them. Without, and under\n"
-      "torchrun --no-python, srun or mpirun, it is one rank of that job; alone, a job of one rank."
-  );
+  CLI::App* command =
+      app.add_subcommand("train", "Trains a model as CONFIG says, on one rank or many.");
   command->footer(kFooter);
   command->add_option(
       "CONFIG", arguments->config, "Configuration in TOML; may be left out with --resume"
