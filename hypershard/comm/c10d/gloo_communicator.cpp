@@ -2,10 +2,15 @@
 // back end.
 #include "hypershard/comm/c10d/gloo_communicator.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <signal.h>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +22,7 @@
 #include "hypershard/comm/c10d/internal/backend_text.h"
 #include "hypershard/comm/c10d/internal/collective_communicator.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
+#include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm {
@@ -47,11 +53,70 @@ std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
+/// Says why a group cannot be connected; `text` is what is known of it.
+[[noreturn]] void fail_to_connect(
+    const GroupInfo& info, Health* health, const std::string& text, double waited_s
+) {
+  std::string why;
+  if (health != nullptr) {
+    Stall stall;
+    stall.note.op = "connecting '" + info.name + "'";
+    stall.transport_text = text;
+    stall.timed_out = waited_s > 0;
+    stall.waited_s = waited_s;
+    why = health->explain(info, stall) + "; ";
+    health->report_failure(why);
+  }
+  HS_FAIL(
+      CommError,
+      "comm.c10d: cannot connect the ranks ",
+      info.global_ranks,
+      " of '",
+      info.name,
+      "' over Gloo: ",
+      why,
+      text,
+      HS_HINT("GLOO_SOCKET_IFNAME names the network interface to use")
+  );
+}
+
+/// Waits until all ranks are about to connect. Gloo itself would wait for a rank that has failed
+/// until the timeout.
+void await_peers(
+    const GroupInfo& info, ::c10d::Store& store, const std::string& prefix, Health* health
+) {
+  std::vector<std::string> keys;
+  for (std::size_t rank = 0; rank < info.global_ranks.size(); ++rank) {
+    keys.push_back(prefix + "/here/" + std::to_string(rank));
+  }
+  store.set(keys[static_cast<std::size_t>(info.rank)], std::vector<std::uint8_t>{1});
+  std::optional<Health::Watch> watch;
+  const Stopwatch stopwatch;
+  Stall stall;
+  stall.note.op = "connecting '" + info.name + "'";
+  for (int round = 0; !store.check(keys); ++round) {
+    if (health != nullptr && !watch) {
+      watch.emplace(health, info.global_ranks);
+    }
+    if (const auto why = health == nullptr ? std::nullopt : health->verdict(info, stall)) {
+      HS_FAIL(CommError, "comm.c10d: cannot connect the ranks of '", info.name, "': ", *why);
+    }
+    if (stopwatch.elapsed_s() > info.timeout_s) {
+      std::string absent;
+      for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+        absent += store.check({keys[rank]}) ? "" : " " + std::to_string(info.global_ranks[rank]);
+      }
+      fail_to_connect(info, health, "not there after the timeout: rank" + absent, info.timeout_s);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(1 + round, 20)));
+  }
+}
+
 c10::intrusive_ptr<::c10d::Backend> connect_gloo(
     const GroupInfo& info,
     const c10::intrusive_ptr<::c10d::Store>& store,
     const std::string& prefix,
-    const std::string& address
+    const GlooOptions& given
 ) {
   using ::c10d::ProcessGroupGloo;
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(info.timeout_s * 1e3));
@@ -62,10 +127,11 @@ c10::intrusive_ptr<::c10d::Backend> connect_gloo(
     options->devices.push_back(ProcessGroupGloo::createDeviceForInterface(interface));
   }
   if (options->devices.empty()) {
-    options->devices.push_back(
-        ProcessGroupGloo::createDeviceForHostname(address.empty() ? "127.0.0.1" : address)
-    );
+    options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(
+        given.address.empty() ? "127.0.0.1" : given.address
+    ));
   }
+  await_peers(info, *store, prefix, given.health.get());
   auto prefixed = c10::make_intrusive<::c10d::PrefixStore>(prefix, store);
   return c10::make_intrusive<ProcessGroupGloo>(
       prefixed, info.rank, static_cast<int>(info.global_ranks.size()), options
@@ -95,29 +161,12 @@ std::shared_ptr<Communicator> make_gloo_communicator(
   if (info.global_ranks.size() > 1) {
     ignore_broken_pipes();
     try {
-      backend = connect_gloo(info, store, prefix, options.address);
+      backend = connect_gloo(info, store, prefix, options);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      std::string why;
-      if (options.health != nullptr) {
-        Stall stall;
-        stall.note.op = "connecting '" + info.name + "'";
-        stall.transport_text = internal::backend_text(error);
-        why = options.health->explain(info, stall) + "; ";
-        options.health->report_failure(why);
-      }
-      HS_FAIL(
-          CommError,
-          "comm.c10d: cannot connect the ranks ",
-          info.global_ranks,
-          " of '",
-          info.name,
-          "' over Gloo: ",
-          why,
-          "the back end said: ",
-          internal::backend_text(error),
-          HS_HINT("GLOO_SOCKET_IFNAME names the network interface to use")
+      fail_to_connect(
+          info, options.health.get(), "the back end said: " + internal::backend_text(error), 0
       );
     }
   }

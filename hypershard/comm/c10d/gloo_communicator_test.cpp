@@ -357,6 +357,16 @@ TEST(MessageCommunicatorTest, AnUnusableAddressIsNamed) {
   EXPECT_NE(text.find("192.0.2.1"), std::string::npos) << text;
 }
 
+TEST(MessageCommunicatorTest, ARankThatDoesNotConnectIsNamed) {
+  const auto rendezvous = Rendezvous::in_process();
+  const std::string text = thrown_text([&] {
+    make_gloo_communicator(
+        group_of(0, 2, 1), rendezvous->store(), "test", {.address = "", .health = nullptr}
+    );
+  });
+  EXPECT_NE(text.find("not there after the timeout: rank 1"), std::string::npos) << text;
+}
+
 TEST(WrapBackendTest, RefusesABackEndOfAnotherGroup) {
   const auto rendezvous = Rendezvous::in_process();
   const auto backend = plain_gloo(*rendezvous, 0, 1);

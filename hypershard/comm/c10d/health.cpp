@@ -52,7 +52,8 @@ Health::~Health() {
   std::unique_lock lock(state_->mutex);
   state_->is_stopping = true;
   state_->wake.notify_all();
-  const double patience_s = std::max(1.0, 2 * state_->options.heartbeat_s);
+  const double patience_s =
+      state_->store_hangs() ? 0.0 : std::max(1.0, 2 * state_->options.heartbeat_s);
   state_->changed.wait_for(lock, std::chrono::duration<double>(patience_s), [&] {
     return state_->has_ended;
   });
@@ -186,8 +187,7 @@ void Health::linger(double seconds) {
   const double deadline_s = now_s() + seconds;
   while (now_s() < deadline_s && state.store_error.empty() && !state.has_ended) {
     state.request(lock, std::max(0.0, deadline_s - now_s()));
-    const std::int64_t num_others_left = state.num_left - (state.is_left_counted ? 1 : 0);
-    if (num_others_left >= state.options.world_size - 1) {
+    if (state.num_others_gone() >= state.options.world_size - 1) {
       return;
     }
     state.changed.wait_for(lock, std::chrono::duration<double>(0.1 * state.options.heartbeat_s));

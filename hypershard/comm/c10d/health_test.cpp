@@ -113,7 +113,7 @@ TEST_F(HealthTest, NamesTheRankThatFellSilentAndItsLastCollective) {
       ranks_[0]->explain(group_, closed),
       {"rank 1 died (no sign of life for ",
        " s) during reduce_scatter #17 of unit 'blocks.3' on axis 'shard'; ",
-       "its last collective was all_gather #16 of unit 'blocks.4' on axis 'shard'"}
+       "its last known collective was all_gather #16 of unit 'blocks.4' on axis 'shard'"}
   );
 }
 
@@ -123,7 +123,7 @@ TEST_F(HealthTest, AfterATimeoutASilentRankMayBeStopped) {
   late.timed_out = true;
   expect_contains(
       ranks_[0]->explain(group_, late),
-      {"rank 1 has died or is stopped (no sign of life", "it had started no collective"}
+      {"rank 1 has died or is stopped (no sign of life", "it has told of no collective yet"}
   );
 }
 
@@ -163,7 +163,8 @@ TEST_F(HealthTest, NamesARankThatEndedTooEarly) {
   ranks_[1]->leave();
   expect_contains(
       ranks_[0]->explain(group_, stall()),
-      {"rank 1 has ended its job before reduce_scatter #17", "its last collective was barrier #16"}
+      {"rank 1 has ended its job before reduce_scatter #17",
+       "its last known collective was barrier #16"}
   );
 }
 
@@ -177,7 +178,7 @@ TEST_F(HealthTest, NamesTheRankThatLags) {
       ranks_[0]->explain(group_, late),
       {"reduce_scatter #17 of unit 'blocks.3' on axis 'shard' timed out after 300.0 s",
        "every rank is alive",
-       "rank 1 lags: its last collective was all_gather #12 of unit 'blocks.5'"}
+       "rank 1 lags: its last known collective was all_gather #12 of unit 'blocks.5'"}
   );
 }
 

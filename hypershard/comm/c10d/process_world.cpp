@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <unistd.h>
 #include <utility>
@@ -305,6 +306,7 @@ class ProcessWorld : public World {
   void fill_local_place();
   bool uses_shared_memory(const GroupInfo& info) const;
   std::string gloo_address(const std::vector<int>& ranks) const;
+  std::function<std::string(bool)> why_absent(const GroupInfo& info) const;
 
   Membership member_;
   bool is_shut_down_ = false;
@@ -384,6 +386,20 @@ std::string ProcessWorld::gloo_address(const std::vector<int>& ranks) const {
   return internal::local_address_towards(member_.info.master_addr, member_.info.master_port);
 }
 
+std::function<std::string(bool)> ProcessWorld::why_absent(const GroupInfo& info) const {
+  if (member_.health == nullptr) {
+    return {};
+  }
+  const auto watch = std::make_shared<Health::Watch>(member_.health.get(), info.global_ranks);
+  return [health = member_.health, watch, info](bool timed_out) {
+    Stall stall;
+    stall.note.op = concat_text("the making of group '", info.name, "'");
+    stall.timed_out = timed_out;
+    stall.waited_s = timed_out ? info.timeout_s : 0;
+    return timed_out ? health->explain(info, stall) : health->verdict(info, stall).value_or("");
+  };
+}
+
 std::shared_ptr<Communicator> ProcessWorld::make_communicator(GroupInfo info) {
   HS_CHECK(!is_shut_down_, "comm.world: the world was shut down before '", info.name, "' was made");
   std::string key;
@@ -394,6 +410,7 @@ std::shared_ptr<Communicator> ProcessWorld::make_communicator(GroupInfo info) {
   if (uses_shared_memory(info)) {
     ShmRendezvous rendezvous;
     rendezvous.nonce = member_.nonce + "." + std::to_string(member_.info.restart_count);
+    rendezvous.why_absent = why_absent(info);
     return make_shm_communicator(std::move(info), rendezvous);
   }
   GlooOptions options;
@@ -445,7 +462,9 @@ LaunchInfo launch_info(const World& world) {
 void report_failure(World& world, std::string_view text) {
   const auto* process = dynamic_cast<const ProcessWorld*>(&world);
   if (process != nullptr && process->health() != nullptr) {
-    process->health()->report_failure(text);
+    // The reader is told the rank anyhow.
+    const std::size_t end = text.starts_with("[rank ") ? text.find("] ") : std::string_view::npos;
+    process->health()->report_failure(end == std::string_view::npos ? text : text.substr(end + 2));
   }
 }
 

@@ -18,7 +18,7 @@
 
 #include "hypershard/comm/c10d/internal/network.h"
 #include "hypershard/comm/collective_cases.h"
-#include "hypershard/core/env.h"
+#include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/process.h"
 #include "hypershard/testing/process_ranks.h"
@@ -90,12 +90,15 @@ const bool kTrain = register_worker("train", [](const std::vector<std::string>& 
   emulate_supernodes(arguments.at(0));
   return guarded([&](World& world) {
     const auto all = world.world_communicator();
-    at::Tensor gradient = at::ones({200'000});
+    at::Tensor gradient = at::ones({std::atoll(arguments.at(2).c_str())});
+    const Stopwatch stopwatch;
+    bool has_said = false;
     for (int step = 0;; ++step) {
       const std::string unit = "blocks." + std::to_string(step % 4);
       all->all_reduce(gradient, ReduceOp::kMax, unit)->wait();
-      if (step == 20) {
+      if (!has_said && step >= 2 && stopwatch.elapsed_s() > 0.6) {
         say("started");
+        has_said = true;
       }
       HS_CHECK(
           step != 40 || world.rank() != std::atoi(arguments.at(1).c_str()),
@@ -103,6 +106,14 @@ const bool kTrain = register_worker("train", [](const std::vector<std::string>& 
           step
       );
     }
+  });
+});
+
+// Rank 1 fails before it has met the others anywhere but in the store.
+const bool kEarly = register_worker("early", [](const std::vector<std::string>&) {
+  return guarded([](World& world) {
+    HS_CHECK(world.rank() != 1, "early: no data");
+    world.world_communicator()->barrier()->wait();
   });
 });
 
@@ -232,15 +243,25 @@ void expect_survivors_blame(const std::vector<RankResult>& results, int dead) {
 }
 
 TEST_F(ProcessWorldTest, AKilledRankIsNamed) {
-  ProcessOptions options = options_of({"1", "-1"});
+  ProcessOptions options = options_of({"1", "-1", "200000"});
   options.signals = {{.rank = 1, .signal = SIGKILL, .after_output = "started"}};
   const auto results = run_processes(3, "train", options);
   expect_survivors_blame(results, 1);
-  expect_contains(results[0], {"rank 1 died (no sign of life for", "its last collective was"});
+  expect_contains(
+      results[0], {"rank 1 died (no sign of life for", "its last known collective was"}
+  );
+}
+
+// Gloo does not tell whoever waits for the rest of a message that its sender is gone.
+TEST_F(ProcessWorldTest, ARankKilledInTheMiddleOfAMessageIsNamed) {
+  ProcessOptions options = options_of({"1", "-1", "20000000"}, {{"HS_TIMEOUT_S", "60"}});
+  options.signals = {{.rank = 1, .signal = SIGKILL, .after_output = "started"}};
+  const auto results = run_processes(3, "train", options);
+  expect_survivors_blame(results, 1);
 }
 
 TEST_F(ProcessWorldTest, AKilledHostOfTheStoreIsNamed) {
-  ProcessOptions options = options_of({"1", "-1"});
+  ProcessOptions options = options_of({"1", "-1", "200000"});
   options.signals = {{.rank = 0, .signal = SIGKILL, .after_output = "started"}};
   const auto results = run_processes(3, "train", options);
   expect_survivors_blame(results, 0);
@@ -248,7 +269,7 @@ TEST_F(ProcessWorldTest, AKilledHostOfTheStoreIsNamed) {
 }
 
 TEST_F(ProcessWorldTest, AStoppedRankIsNamed) {
-  ProcessOptions options = options_of({"1", "-1"});
+  ProcessOptions options = options_of({"1", "-1", "200000"});
   options.signals = {{.rank = 1, .signal = SIGSTOP, .after_output = "started"}};
   const auto results = run_processes(3, "train", options);
   expect_survivors_blame(results, 1);
@@ -256,7 +277,7 @@ TEST_F(ProcessWorldTest, AStoppedRankIsNamed) {
 }
 
 TEST_F(ProcessWorldTest, AStoppedHostOfTheStoreIsNamed) {
-  ProcessOptions options = options_of({"1", "-1"});
+  ProcessOptions options = options_of({"1", "-1", "200000"});
   options.signals = {{.rank = 0, .signal = SIGSTOP, .after_output = "started"}};
   const auto results = run_processes(3, "train", options);
   expect_survivors_blame(results, 0);
@@ -264,7 +285,7 @@ TEST_F(ProcessWorldTest, AStoppedHostOfTheStoreIsNamed) {
 }
 
 TEST_F(ProcessWorldTest, ARankThatThrowsIsTheRootCause) {
-  const auto results = run_processes(3, "train", options_of({"1", "2"}));
+  const auto results = run_processes(3, "train", options_of({"1", "2", "200000"}));
   EXPECT_EQ(results[2].status.code, 2) << to_text(results[2]);
   expect_survivors_blame(results, 2);
   for (int rank = 0; rank < 2; ++rank) {
@@ -272,6 +293,21 @@ TEST_F(ProcessWorldTest, ARankThatThrowsIsTheRootCause) {
         results[static_cast<std::size_t>(rank)],
         {"rank 2 failed first", "the loss is NaN at step 40"}
     );
+  }
+}
+
+// Nobody waits until the timeout for a rank that is known not to come.
+TEST_F(ProcessWorldTest, ARankThatFailsBeforeItsFirstCollectiveIsTheRootCause) {
+  for (const char* back_end : {"shm", "c10d"}) {
+    const auto results =
+        run_processes(3, "early", options_of({}, {{"HS_COMM", back_end}, {"HS_TIMEOUT_S", "60"}}));
+    EXPECT_EQ(results[1].status.code, 2) << to_text(results[1]);
+    for (const int rank : {0, 2}) {
+      const RankResult& result = results[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(result.status.code, kCommFailed) << to_text(result);
+      EXPECT_LT(result.seconds, 30) << back_end;
+      expect_contains(result, {"rank 1 failed first", "early: no data", "'world'"});
+    }
   }
 }
 
@@ -286,7 +322,7 @@ TEST_F(ProcessWorldTest, ARankThatStaysAwayIsNamedAtTheTimeout) {
     expect_contains(
         result,
         {"all_reduce #1 of unit 'blocks.9' on axis 'world'",
-         "rank 1 lags: its last collective was barrier #0 of unit 'warm-up'"}
+         "rank 1 lags: its last known collective was barrier #0 of unit 'warm-up'"}
     );
   }
 }

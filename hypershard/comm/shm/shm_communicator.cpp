@@ -32,7 +32,8 @@ std::string request_text(std::int64_t bytes, std::string_view what) {
 /// Memory of a group of processes.
 class ShmSource : public internal::RegionSource {
  public:
-  ShmSource(const GroupInfo& info, const std::string& nonce) : info_(info), mesh_(info, nonce) {}
+  ShmSource(const GroupInfo& info, const ShmRendezvous& rendezvous)
+      : info_(info), mesh_(info, rendezvous.nonce, rendezvous.why_absent) {}
 
   std::string name() const override { return "shm"; }
   bool reads_any_memory() const override { return false; }
@@ -206,7 +207,7 @@ std::shared_ptr<Communicator> make_shm_communicator(
       "' is empty",
       HS_HINT("give the ranks of a job a name that no other job on the host has")
   );
-  auto source = std::make_shared<ShmSource>(info, rendezvous.nonce);
+  auto source = std::make_shared<ShmSource>(info, rendezvous);
   internal::SharedOptions options;
   options.staging_bytes = rendezvous.staging_bytes;
   options.step_bytes = rendezvous.step_bytes;

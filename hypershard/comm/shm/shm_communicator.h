@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,6 +17,9 @@ struct ShmRendezvous {
   std::string nonce;
   std::int64_t staging_bytes = std::int64_t{8} << 20;  ///< a rank, for tensors in private memory
   std::int64_t step_bytes = std::int64_t{1} << 20;     ///< staged at once
+  /// Asked again and again while ranks are missing: why they cannot come, "" if nothing is known.
+  /// At the end of the wait with `timed_out`: it may then look for as long as that helps.
+  std::function<std::string(bool timed_out)> why_absent = {};
 };
 
 /// Joins the ranks of `info` over shared memory.
@@ -26,8 +30,9 @@ struct ShmRendezvous {
 /// name.
 /// Collective: all ranks of the group, on one host (one kernel and network namespace), with one
 /// nonce; a nonce and group may be used again once the communicator is gone on all ranks.
-/// Errors: CommError naming the ranks that do not come within info.timeout_s, that run under
-/// another user, or whose memory cannot be mapped; InvalidArgument for an empty nonce.
+/// Errors: CommError naming the ranks that do not come within info.timeout_s or are known not to,
+/// that run under another user, or whose memory cannot be mapped; InvalidArgument for an empty
+/// nonce.
 std::shared_ptr<Communicator> make_shm_communicator(
     GroupInfo info, const ShmRendezvous& rendezvous
 );

@@ -20,8 +20,8 @@ std::string seconds_text(double seconds) {
 }
 
 std::string last_collective(const CollectiveNote& note) {
-  return note.communicator.empty() ? "it had started no collective"
-                                   : "its last collective was " + to_text(note);
+  return note.communicator.empty() ? "it has told of no collective yet"
+                                   : "its last known collective was " + to_text(note);
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -146,6 +146,18 @@ std::string HealthState::lag_text(const GroupInfo& group, const Stall& stall) co
     text += "; the message of rank " + std::to_string(*stall.awaited_rank) + " is missing";
   }
   return text;
+}
+
+int HealthState::num_others_gone() const {
+  std::vector<int> others;
+  for (const auto& [rank, peer] : peers) {
+    if (peer.record.status <= HealthStatus::kFinished) {
+      others.push_back(rank);
+    }
+  }
+  const auto num_silent = static_cast<int>(silent_ranks(others, Stall()).size());
+  const auto num_others_left = static_cast<int>(num_left) - (is_left_counted ? 1 : 0);
+  return num_others_left + num_silent;
 }
 
 std::string HealthState::conclusion(const GroupInfo& group, const Stall& stall) const {

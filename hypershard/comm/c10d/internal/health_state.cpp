@@ -203,6 +203,9 @@ void HealthState::run() {
 }
 
 void HealthState::request(std::unique_lock<std::mutex>& lock, double seconds) {
+  if (store_hangs()) {
+    return;
+  }
   const std::uint64_t wanted = num_rounds + (in_round ? 2 : 1);
   has_request = true;
   wake.notify_all();

@@ -98,6 +98,8 @@ struct HealthState {
   std::optional<std::string> mismatch(const GroupInfo& group, const Stall& stall) const;
   /// Says who is behind when all are alive.
   std::string lag_text(const GroupInfo& group, const Stall& stall) const;
+  /// Returns how many of the other ranks have left, failed or fallen silent.
+  int num_others_gone() const;
   /// What is to be said after looking as long as that helps.
   std::string conclusion(const GroupInfo& group, const Stall& stall) const;
 

@@ -108,10 +108,10 @@ void MeshMessage::set_text(std::string_view value) {
   text[length] = '\0';
 }
 
-SocketMesh::SocketMesh(const GroupInfo& info, const std::string& nonce)
+SocketMesh::SocketMesh(const GroupInfo& info, const std::string& nonce, const WhyAbsent& why_absent)
     : info_(info), group_(group_hash(info, nonce)), peers_(info.global_ranks.size()) {
   if (peers_.size() > 1) {
-    connect_all(nonce);
+    connect_all(nonce, why_absent);
   }
 }
 
@@ -120,7 +120,30 @@ std::string SocketMesh::rank_text(int rank) const {
   return concat_text("rank ", rank, " (global ", global, ")");
 }
 
-void SocketMesh::connect_all(const std::string& nonce) {
+void SocketMesh::check_absent(const WhyAbsent& why_absent, bool timed_out) const {
+  const std::string why = why_absent ? why_absent(timed_out) : "";
+  if (why.empty() && !timed_out) {
+    return;
+  }
+  const std::string text = concat_text(
+      missing_text(),
+      " did not come to the group '",
+      info_.name,
+      "'",
+      timed_out ? concat_text(" within ", info_.timeout_s, " s") : std::string()
+  );
+  if (!why.empty()) {
+    HS_FAIL(CommError, "comm.shm: ", text, ": ", why);
+  }
+  HS_FAIL(
+      CommError,
+      "comm.shm: ",
+      text,
+      HS_HINT("all ranks must run on this host, in one network namespace, with one job nonce")
+  );
+}
+
+void SocketMesh::connect_all(const std::string& nonce, const WhyAbsent& why_absent) {
   // The hash makes the name exact, the start of the nonce tells people whose socket it is.
   const std::string prefix = "hypershard-" + nonce.substr(0, kNonceText) + "-" + hex(group_) + "-";
   const int size = static_cast<int>(peers_.size());
@@ -140,19 +163,7 @@ void SocketMesh::connect_all(const std::string& nonce) {
     if (all) {
       break;
     }
-    if (now_s() > deadline) {
-      HS_FAIL(
-          CommError,
-          "comm.shm: ",
-          missing_text(),
-          " did not come to the group '",
-          info_.name,
-          "' within ",
-          info_.timeout_s,
-          " s",
-          HS_HINT("all ranks must run on this host, in one network namespace, with one job nonce")
-      );
-    }
+    check_absent(why_absent, now_s() > deadline);
     if (listener_.valid()) {
       if (readable(listener_.get(), kSliceMs)) {
         accept_one();

@@ -36,9 +36,11 @@ static_assert(sizeof(MeshMessage) == 272);
 /// Threads: one.
 class SocketMesh {
  public:
-  /// Collective. Errors: CommError naming the ranks that did not come within info.timeout_s, a name
-  /// that is taken, or a peer of another user.
-  SocketMesh(const GroupInfo& info, const std::string& nonce);
+  using WhyAbsent = std::function<std::string(bool timed_out)>;  ///< see ShmRendezvous
+
+  /// Collective. Errors: CommError naming the ranks that did not come within info.timeout_s, or why
+  /// they cannot, a name that is taken, or a peer of another user.
+  SocketMesh(const GroupInfo& info, const std::string& nonce, const WhyAbsent& why_absent);
 
   /// Sends a message and, unless it is -1, a file descriptor. Errors: CommError if the peer is
   /// gone.
@@ -52,7 +54,8 @@ class SocketMesh {
   std::vector<int> lost_peers() const;
 
  private:
-  void connect_all(const std::string& nonce);
+  void connect_all(const std::string& nonce, const WhyAbsent& why_absent);
+  void check_absent(const WhyAbsent& why_absent, bool timed_out) const;
   void listen_as(const std::string& name);
   bool try_connect(int peer, const std::string& name);
   void accept_one();
