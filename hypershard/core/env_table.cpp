@@ -14,11 +14,10 @@ constexpr Variable kVariables[] = {
      .doc = "Back end of the collectives; auto takes shm inside a host and c10d between hosts.",
      .choices = "auto|shm|c10d"},
     {.name = "HS_DEBUG_RESHARD",
-     .default_value = "off",
-     .doc =
-         "What reading a resharded parameter does: off keeps the memory as it is, throw makes it "
-         "unreadable, nan fills it with NaN.",
-     .choices = "off|throw|nan"},
+     .default_value = "throw",
+     .doc = "How a read of a resharded parameter is caught: it throws; with nan, memory that "
+            "nobody owns is also filled with NaN, for reads through a pointer kept from before.",
+     .choices = "throw|nan"},
     {.name = "HS_HEARTBEAT_MS",
      .type = Type::kDuration,
      .default_value = "500",

@@ -29,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(
     Backends,
     EngineUsageTest,
     ::testing::ValuesIn(all_backends()),
-    [](const auto& info) { return testing::to_text(info.param); }
+    [](const auto& each) { return testing::to_text(each.param); }
 );
 
 TEST_P(EngineUsageTest, ReshardedParameterThrowsNamingItsUnit) {

@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(
     Backends,
     PrecisionTest,
     ::testing::ValuesIn(all_backends()),
-    [](const auto& info) { return testing::to_text(info.param); }
+    [](const auto& each) { return testing::to_text(each.param); }
 );
 
 // bf16 keeps 8 bits: each product and sum is off by at most 2^-8; over a net this shallow the loss

@@ -140,7 +140,10 @@ inline std::map<std::string, at::Tensor> reference_gradients(
 /// the others keep it honest.
 inline const std::vector<testing::RankBackend>& all_backends() {
   static const std::vector<testing::RankBackend> backends{
-      testing::RankBackend::kLocal, testing::RankBackend::kGloo, testing::RankBackend::kDelayed
+      testing::RankBackend::kLocal,
+      testing::RankBackend::kGloo,
+      testing::RankBackend::kDelayed,
+      testing::RankBackend::kShm,
   };
   return backends;
 }

@@ -79,6 +79,11 @@ Processes::Processes(int num_ranks, const std::string& name, const ProcessOption
         {"HS_JOB_NONCE", nonce},
         {"OMP_NUM_THREADS", "1"},
     };
+    if (!options.supernodes.empty()) {
+      spawn.env.emplace_back(
+          "HS_SUPERNODE", std::to_string(options.supernodes.at(static_cast<std::size_t>(rank)))
+      );
+    }
     spawn.env.insert(spawn.env.end(), options.env.begin(), options.env.end());
     spawn.out = ChildOutput::kCapture;
     spawn.err = ChildOutput::kCapture;

@@ -22,6 +22,7 @@ struct PlannedSignal {
 struct ProcessOptions {
   std::vector<std::string> arguments = {};                    ///< of the worker
   std::vector<std::pair<std::string, std::string>> env = {};  ///< for every rank
+  std::vector<int> supernodes = {};                           ///< HS_SUPERNODE of each rank
   std::vector<PlannedSignal> signals = {};
   double deadline_s = 60;  ///< then all ranks are killed
 };

@@ -18,6 +18,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/core/hash.h"
 #include "hypershard/testing/internal/rank_job.h"
+#include "hypershard/testing/internal/rank_run.h"
 
 namespace hypershard::testing {
 namespace {
@@ -116,15 +117,8 @@ std::string others_text(const Run& run, int but) {
 }
 
 layout::Topology topology_of(int num_ranks, const RunRanksOptions& options) {
-  if (options.supernodes.empty()) {
-    return layout::Topology::single_supernode(num_ranks);
-  }
-  HS_CHECK_EQ(
-      static_cast<int>(options.supernodes.size()),
-      num_ranks,
-      "run_ranks: `supernodes` needs one label a rank"
-  );
-  return layout::Topology::from_labels(options.supernodes);
+  return options.supernodes.empty() ? layout::Topology::single_supernode(num_ranks)
+                                    : layout::Topology::from_labels(options.supernodes);
 }
 
 /// Makes seeds of neighbouring ranks and runs differ in more than a bit.
@@ -159,21 +153,16 @@ void run_one(
 ) {
   const ThreadErrorRank error_rank(rank, num_ranks);
   std::exception_ptr error;
-  std::string last;
+  // Lives until a failure is noted: its end is seen by the others, whose errors are consequences.
+  std::shared_ptr<comm::World> world;
   try {
-    const std::shared_ptr<comm::World> world = job.world(rank);
-    try {
-      body(world);
-    } catch (...) {
-      last = world->last_collectives();
-      throw;  // raw-throw: kept by the outer handler
-    }
-    last = world->last_collectives();
+    world = job.world(rank);
+    body(world);
   } catch (...) {  // raw-throw: rethrown by run_ranks
     error = std::current_exception();
   }
   const std::string text = error == nullptr ? "" : error_text(error);
-  run.finish(rank, error, text, std::move(last));
+  run.finish(rank, error, text, world == nullptr ? "" : world->last_collectives());
   if (error != nullptr) {
     job.abort(concat_text("rank ", rank, " has failed: ", text));  // nobody waits for it in vain
   }
@@ -200,6 +189,8 @@ std::string to_text(RankBackend backend) {
       return "gloo";
     case RankBackend::kDelayed:
       return "delayed";
+    case RankBackend::kShm:
+      return "shm";
   }
   return "unknown";
 }
@@ -210,6 +201,18 @@ void run_ranks(
     const RunRanksOptions& options
 ) {
   HS_CHECK_GE(num_ranks, 1, "run_ranks: number of ranks");
+  HS_CHECK(
+      options.supernodes.empty() || static_cast<int>(options.supernodes.size()) == num_ranks,
+      "run_ranks: `supernodes` needs one label a rank: ",
+      options.supernodes.size(),
+      " labels for ",
+      num_ranks,
+      " ranks"
+  );
+  if (options.backend == RankBackend::kShm) {
+    internal::run_rank_processes(num_ranks, body, options);
+    return;
+  }
   const RankJob job = make_job(num_ranks, options);
   Run run(num_ranks);
   std::vector<std::thread> threads;

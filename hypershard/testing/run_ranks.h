@@ -1,5 +1,5 @@
-// Runs a test body on several ranks that are threads of this process.
-// The cheapest level at which a collective program can be tested; every run has a deadline.
+// Runs a test body on several ranks: threads of this process, the cheapest level at which a
+// collective program can be tested, or processes of their own. Every run has a deadline.
 #pragma once
 
 #include <functional>
@@ -11,16 +11,17 @@
 
 namespace hypershard::testing {
 
-/// Which communicators the threads talk through.
+/// What the ranks are and which communicators they talk through.
 enum class RankBackend {
   kLocal,    ///< comm/local: shared memory of the process
   kGloo,     ///< comm/c10d over Gloo and loopback, as between supernodes
   kDelayed,  ///< comm/local without shared memory; works complete late, on another thread, in a
              ///< seeded random order
+  kShm,      ///< processes that join as a launcher's would: comm/shm inside a supernode
 };
 std::string to_text(RankBackend backend);
 
-/// How the threads talk and how long they may take.
+/// How the ranks talk and how long they may take.
 struct RunRanksOptions {
   RankBackend backend = RankBackend::kLocal;
   std::vector<std::string> supernodes = {};  ///< label a rank; {} = all in one
@@ -30,8 +31,14 @@ struct RunRanksOptions {
   std::uint64_t seed = 0;  ///< kDelayed: of the delays
 };
 
-/// Runs `body` on `num_ranks` threads and rethrows the first failure, with its rank and the others
-/// listed. Errors: the body's own; CommError at the deadline.
+/// Runs `body` on `num_ranks` ranks and rethrows the first failure, with its rank and the others
+/// listed.
+///
+/// With kShm each rank is this program again, which runs the calling test up to this call, then
+/// `body` in this call alone, and ends: what `body` writes to the test's variables is not seen
+/// afterwards, and the call must be in the thread of a GoogleTest test. Failed expectations of a
+/// rank become one of the test.
+/// Errors: the body's own (kShm: of ours the type and the text); CommError at the deadline.
 void run_ranks(
     int num_ranks,
     const std::function<void(std::shared_ptr<comm::World>)>& body,
