@@ -1,6 +1,8 @@
 // `hypershard train`: starts the ranks of a job, or is one of them.
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "tools/command.h"
@@ -97,6 +99,10 @@ int start_ranks(const TrainArguments& arguments, const Plan& plan) {
   const train::RunConfig& config = plan.config->config();
   options.pin_cores = config.run.pin_cores && config.run.threads == 0;
   options.log_path = train::RunFolder(config.run.dir).log_path();
+  if (plan.policy != train::FolderPolicy::kResume) {
+    std::error_code absent;
+    std::filesystem::remove(options.log_path, absent);  // a former run's, which is to be replaced
+  }
   const train::LaunchResult result = train::launch_ranks(options);
   if (!result.report.empty()) {
     print_error(result.report);

@@ -35,6 +35,12 @@ std::optional<double> read_optional(const nlohmann::json& object, const char* na
                                                    : std::optional(found->get<double>());
 }
 
+std::optional<std::int64_t> read_bytes(const nlohmann::json& object, const char* name) {
+  const auto found = object.find(name);
+  return found == object.end() || found->is_null() ? std::nullopt
+                                                   : std::optional(found->get<std::int64_t>());
+}
+
 std::int64_t step_of(std::string_view line) {
   return parse_metrics(line).step;
 }
@@ -88,6 +94,7 @@ std::string to_json(const StepMetrics& metrics) {
       {"mfu", optional_number(metrics.mfu)},
       {"exposed_comm_share", metrics.exposed_comm_share},
       {"peak_bytes", metrics.peak_bytes},
+      {"job_bytes", metrics.job_bytes ? Json(*metrics.job_bytes) : Json(nullptr)},
       {"tokens_seen", metrics.tokens_seen},
       {"copied_bytes", metrics.copied_bytes},
       {"accumulated_bytes", metrics.accumulated_bytes},
@@ -113,6 +120,7 @@ StepMetrics parse_metrics(std::string_view line) {
         .mfu = read_optional(object, "mfu"),
         .exposed_comm_share = number_or_nan(object, "exposed_comm_share"),
         .peak_bytes = object.at("peak_bytes").get<std::int64_t>(),
+        .job_bytes = read_bytes(object, "job_bytes"),
         .tokens_seen = object.at("tokens_seen").get<std::int64_t>(),
         .copied_bytes = object.at("copied_bytes").get<std::int64_t>(),
         .accumulated_bytes = object.at("accumulated_bytes").get<std::int64_t>(),

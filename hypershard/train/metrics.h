@@ -22,8 +22,11 @@ struct StepMetrics {
   std::optional<double> mfu = {};  ///< share of the GEMM peak measured at start
   double exposed_comm_share = 0;   ///< share of step_ms in which ranks stood waiting, their mean
   std::int64_t peak_bytes = 0;     ///< resident memory at its highest, the largest rank
-  std::int64_t tokens_seen = 0;    ///< since the first step of the run, resumed or not
-  std::int64_t copied_bytes = 0;   ///< this and all below: in this step, summed over ranks
+  /// Memory of the whole job, shared pages counted once (sum of PSS); only where it was measured:
+  /// in the first and the last step and with evaluations.
+  std::optional<std::int64_t> job_bytes = {};
+  std::int64_t tokens_seen = 0;   ///< since the first step of the run, resumed or not
+  std::int64_t copied_bytes = 0;  ///< this and all below: in this step, summed over ranks
   std::int64_t accumulated_bytes = 0;
   std::int64_t gathered_bytes = 0;
   std::int64_t reduced_bytes = 0;

@@ -50,6 +50,7 @@ StepMetrics awkward_metrics() {
       .mfu = std::nullopt,
       .exposed_comm_share = 0.25,
       .peak_bytes = (std::int64_t{1} << 62) + 1,
+      .job_bytes = (std::int64_t{1} << 53) + 1,
       .tokens_seen = 9,
       .copied_bytes = 1,
       .accumulated_bytes = 2,

@@ -307,6 +307,7 @@ void bind_rest(Schema& schema, RunConfig& config) {
           &config.eval.tokens,
           {.min = 0, .doc = "Tokens of an evaluation during the run; 0: the whole held-out text."}
       )
+      .bind("at_start", &config.eval.at_start, {.doc = "Evaluate before the first step."})
       .bind("at_end", &config.eval.at_end, {.doc = "Evaluate after the last step."})
       .bind(
           "final_tokens",
@@ -376,6 +377,11 @@ model::GptConfig gpt_config(const RunConfig& config, std::int64_t vocab_size) {
   );
 }
 
+std::string RunConfig::metrics_path() const {
+  return log.metrics.empty() ? (std::filesystem::path(run.dir) / "metrics.jsonl").string()
+                             : log.metrics;
+}
+
 RunConfigFile::RunConfigFile() {
   bind_run(schema_, config_.run);
   bind_model(schema_, config_.model);
@@ -427,9 +433,6 @@ void RunConfigFile::finish(const std::string& name) {
   const model::GptConfig shape = gpt_config(config, /*vocab_size=*/1);
   config.model.kv_heads = shape.num_kv_heads;
   config.model.hidden_dim = shape.hidden_dim;
-  if (config.log.metrics.empty()) {
-    config.log.metrics = (std::filesystem::path(config.run.dir) / "metrics.jsonl").string();
-  }
   if (const std::int64_t seed = env::get_int("HS_SEED"); seed >= 0) {
     config.run.seed = seed;
   }

@@ -119,6 +119,7 @@ struct EvalSection {
   std::int64_t every = 200;       ///< 0: never during the run
   std::int64_t tokens = 65'536;   ///< 0: all
   std::int64_t final_tokens = 0;  ///< at the end; 0: all
+  bool at_start = true;
   bool at_end = true;
 };
 
@@ -152,6 +153,8 @@ struct RunConfig {
   CheckpointSection checkpoint;
   LogSection log;
 
+  /// Returns the file that metrics go to.
+  std::string metrics_path() const;
   /// Returns the sizes of the mesh axes {replicate, shard} for so many ranks.
   /// Errors: InvalidArgument if they do not fit.
   std::vector<int> mesh_sizes(int world_size) const;

@@ -40,7 +40,7 @@ TEST(RunConfigTest, FillsWhatIsLeftOpen) {
   const RunConfig& config = file.config();
   EXPECT_EQ(config.run.name, "tiny");
   EXPECT_EQ(config.run.dir, "runs/tiny");
-  EXPECT_EQ(config.log.metrics, "runs/tiny/metrics.jsonl");
+  EXPECT_EQ(config.metrics_path(), "runs/tiny/metrics.jsonl");
   EXPECT_EQ(config.model.kv_heads, config.model.heads);
   EXPECT_EQ(config.model.hidden_dim, 512);  // 8/3 of 192
 }

@@ -35,6 +35,7 @@ class Table {
           line += std::string(widths[i] - row[i].size() + 1, ' ');
         }
       }
+      line.erase(line.find_last_not_of(' ') + 1);
       text += line + "\n";
     }
     return text;
@@ -54,6 +55,14 @@ std::string two_decimals(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3f", value);
   return text;
+}
+
+// Writes `13.3 MFLOP`.
+std::string flop_text(double flop) {
+  std::string text = short_count(flop);
+  const bool has_unit = !text.empty() && text.back() >= 'A';
+  text.insert(text.size() - (has_unit ? 1 : 0), " ");
+  return text + "FLOP";
 }
 
 bool same_but_for_name(const GroupPlan& a, const GroupPlan& b) {
@@ -185,10 +194,10 @@ std::string describe(const RunPlan& plan) {
       "model: ",
       short_count(static_cast<double>(plan.parameters)),
       " parameters, ",
-      short_count(plan.flops_per_token),
-      "FLOP a token, ",
-      short_count(plan.flops_per_token * static_cast<double>(plan.tokens_per_step)),
-      "FLOP a step of ",
+      flop_text(plan.flops_per_token),
+      " a token, ",
+      flop_text(plan.flops_per_token * static_cast<double>(plan.tokens_per_step)),
+      " a step of ",
       plan.tokens_per_step,
       " tokens\n"
   );

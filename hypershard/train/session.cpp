@@ -176,7 +176,7 @@ TrainingData open_data(const RunConfig& config, int world_size) {
   if (data.prepared.val.path.empty()) {
     return data;
   }
-  if (config.eval.every > 0) {
+  if (config.eval.every > 0 || config.eval.at_start) {
     data.evaluation.emplace(
         data.prepared.val.path, evaluation_options(config, world_size, config.eval.tokens)
     );

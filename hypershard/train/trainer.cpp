@@ -68,7 +68,9 @@ class Trainer {
   void train();
   StepMetrics measure(const StepResult& result, double step_s);
   void report(StepMetrics metrics, const std::optional<Evaluation>& evaluation);
+  bool evaluation_is_due() const;
   std::optional<Evaluation> evaluate_if_due();
+  void evaluate_at_start();
   void save_checkpoint();
   void finish();
 
@@ -89,6 +91,7 @@ class Trainer {
   Stopwatch since_start_;
   std::int64_t exposed_before_ns_ = 0;
   std::optional<double> eval_loss_;
+  std::int64_t job_bytes_ = 0;
 };
 
 int Trainer::run() {
@@ -130,7 +133,7 @@ void Trainer::open_folder() {
   folder_.prepare(request_.folder_policy);
   write_text_file(folder_.config_path(), request_.config->to_toml());
   data::load_tokenizer(session_->data().prepared.dir)->save(folder_.path());
-  metrics_.emplace(config().log.metrics, step_);
+  metrics_.emplace(config().metrics_path(), step_);
   progress_.emplace(STDOUT_FILENO, config().log.every);
 }
 
@@ -173,6 +176,7 @@ void Trainer::announce() {
 
 void Trainer::train() {
   since_start_.restart();
+  evaluate_at_start();
   exposed_before_ns_ = comm_meter_->exposed_ns();
   while (!is_last() && !stopped_) {
     if (trace_) {
@@ -200,7 +204,7 @@ StepMetrics Trainer::measure(const StepResult& result, double step_s) {
   const shard::Counters& counters = session_->sharded().counters();
   const auto exposed =
       static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_ + counters.window_wait_ns);
-  at::Tensor sums = at::zeros({7}, at::kDouble);
+  at::Tensor sums = at::zeros({8}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
   const std::int64_t own[] = {
       counters.copied_bytes,
@@ -214,6 +218,8 @@ StepMetrics Trainer::measure(const StepResult& result, double step_s) {
   });
   sum[5] = exposed;
   sum[6] = step_s;
+  const bool measures_job = step_ == first_step_ + 1 || is_last() || evaluation_is_due();
+  sum[7] = measures_job ? static_cast<double>(proportional_bytes()) : 0;
   at::Tensor largest = at::zeros({1}, at::kDouble);
   *largest.mutable_data_ptr<double>() = static_cast<double>(peak_resident_bytes());
   comm::Communicator& everyone = session_->everyone();
@@ -235,6 +241,10 @@ StepMetrics Trainer::measure(const StepResult& result, double step_s) {
   }
   metrics.exposed_comm_share = sum[5] * 1e-9 / sum[6];
   metrics.peak_bytes = static_cast<std::int64_t>(*largest.const_data_ptr<double>());
+  if (measures_job) {
+    metrics.job_bytes = static_cast<std::int64_t>(sum[7]);
+    job_bytes_ = std::max(job_bytes_, *metrics.job_bytes);
+  }
   metrics.tokens_seen = step_ * session_->tokens_per_step();
   metrics.copied_bytes = static_cast<std::int64_t>(sum[0]);
   metrics.accumulated_bytes = static_cast<std::int64_t>(sum[1]);
@@ -244,15 +254,32 @@ StepMetrics Trainer::measure(const StepResult& result, double step_s) {
   return metrics;
 }
 
-std::optional<Evaluation> Trainer::evaluate_if_due() {
+bool Trainer::evaluation_is_due() const {
   const TrainingData& data = session_->data();
-  if (is_last() && data.final_evaluation) {
-    return evaluate(*session_, *data.final_evaluation);
+  return is_last() ? data.final_evaluation.has_value()
+                   : data.evaluation && is_due(config().eval.every) && !stopped_;
+}
+
+std::optional<Evaluation> Trainer::evaluate_if_due() {
+  if (!evaluation_is_due()) {
+    return std::nullopt;
   }
-  if (data.evaluation && is_due(config().eval.every) && !stopped_) {
-    return evaluate(*session_, *data.evaluation);
+  const TrainingData& data = session_->data();
+  return evaluate(*session_, is_last() ? *data.final_evaluation : *data.evaluation);
+}
+
+// The loss that a run begins with says whether it begins right: ln(vocabulary), or where it was.
+void Trainer::evaluate_at_start() {
+  if (!config().eval.at_start || !session_->data().evaluation || is_last()) {
+    return;
   }
-  return std::nullopt;
+  const Evaluation before = evaluate(*session_, *session_->data().evaluation);
+  if (is_first() && config().log.every > 0) {
+    progress_->print(
+        "before " + four_decimals(before.nats_a_byte) + " nats a byte on " +
+        std::to_string(before.num_tokens) + " held-out tokens"
+    );
+  }
 }
 
 void Trainer::report(StepMetrics metrics, const std::optional<Evaluation>& evaluation) {
@@ -309,7 +336,9 @@ void Trainer::finish() {
         " in ",
         short_duration(since_start_.elapsed_s()),
         eval_loss_ ? ", held-out loss " + four_decimals(*eval_loss_) + " nats a byte"
-                   : std::string()
+                   : std::string(),
+        job_bytes_ > 0 ? concat_text(", memory of the job ", short_bytes(job_bytes_))
+                       : std::string()
     ));
   }
 }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 import unittest
@@ -63,7 +64,7 @@ class TrainTest(program.ProgramTest):
         _, first = self.train_well("--set", "model.dim=48")
         again = self.new_run()
         result = self.run_program("train", os.path.join(first, "config.toml"),
-                                  "--set", f"run.dir={again}", "--set", "log.metrics=")
+                                  "--set", f"run.dir={again}")
         self.assertEqual(result.code, 0, result)
         self.assertEqual(losses(again), losses(first))
 
@@ -91,6 +92,28 @@ class TrainTest(program.ProgramTest):
         result, _ = self.train_well("--set", "log.every=4", "--set", "eval.every=0")
         steps = [line.split()[1] for line in result.out.splitlines() if line.startswith("step")]
         self.assertEqual(steps, ["1/6", "4/6", "6/6"], result)
+
+    def test_terminal_line_is_rewritten_in_place(self):
+        run = self.new_run()
+        config = self.write_config(program.TINY_CONFIG, run)
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(self.command("train", config, "--ranks", 2), stdout=theirs,
+                                   stderr=subprocess.PIPE, text=True, env=self.environment(),
+                                   cwd=self.folder, start_new_session=True)
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            shown += piece
+        os.close(ours)
+        self.assertEqual(self.finish(process).code, 0, shown)
+        self.assertEqual(shown.count(b"\r\x1b[Kstep"), 6, shown)
+        self.assertEqual(shown.count(b"\nstep"), 0, shown)
 
     def test_dry_run_starts_nothing(self):
         result, run = self.train("--ranks", 2, "--dry-run")
