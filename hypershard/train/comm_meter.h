@@ -13,7 +13,7 @@ namespace hypershard::train {
 /// Sums, over all communicators that a sharded model and its trainer use, the time in which this
 /// rank's thread did nothing but communicate: stood waiting, or added and copied for a collective.
 ///
-/// Waits for the write window of shared parameters are not among it; the engine counts them apart.
+/// Waits for the write window of shared parameters are among it: communicators count those too.
 /// Holds plain pointers: the communicators may not go before it.
 class CommMeter {
  public:

@@ -16,8 +16,9 @@ namespace hypershard::comm {
 /// the awaited one has; only its own communicator's order is kept. test() answers false a random
 /// number of times first. Until a work is complete its output is NaN (if floating; the part that is
 /// also the input keeps its value).
-/// The same seed and the same calls give the same order; only test() depends on timing too, since
-/// it never blocks.
+/// A picked work that peers have not started is passed over if the awaited one could be complete.
+/// The same seed and the same calls give the same order, but for that and for test(), which never
+/// blocks.
 /// No shared memory. Errors: InvalidArgument from wait() if an input was written to before its work
 /// was complete; else as `inner`.
 /// Threads: one calling thread, as every world; `inner` must not be used by anybody else.

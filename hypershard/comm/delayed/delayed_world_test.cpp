@@ -100,6 +100,30 @@ TEST(DelayedWorldTest, TestAnswersTrueInTheEnd) {
   );
 }
 
+// What is in flight beside the awaited work may depend on what this rank does next.
+TEST(DelayedWorldTest, NoWaitNeedsAnotherWorksPeers) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    run_ranks(
+        2,
+        [](const std::shared_ptr<World>& world) {
+          const auto first = world->communicator("first", {0, 1});
+          const auto late = world->communicator("late", {0, 1});
+          const auto signal = world->communicator("signal", {0, 1});
+          at::Tensor a = at::ones({2});
+          at::Tensor b = at::ones({2});
+          const WorkPtr awaited = first->all_reduce(a);
+          WorkPtr beside = world->rank() == 0 ? late->all_reduce(b) : nullptr;
+          awaited->wait();
+          signal->barrier()->wait();
+          beside = beside == nullptr ? late->all_reduce(b) : beside;
+          beside->wait();
+          EXPECT_EQ(b.sum().item<int>(), 4);
+        },
+        {.backend = RankBackend::kDelayed, .timeout_s = 5, .seed = seed}
+    );
+  }
+}
+
 /// Returns which of `num_lanes` communicators had their work complete when each was waited for.
 std::string completion_order(std::uint64_t seed) {
   std::string order;

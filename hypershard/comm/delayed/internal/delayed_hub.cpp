@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::chrono::microseconds kPollEvery{100};
 constexpr std::uint64_t kMaxLatenessUs = 200;
+constexpr std::chrono::milliseconds kGiveWayAfter{100};
 constexpr std::uint64_t kMaxFailedTests = 6;
 
 void check_frozen(const DelayedItem& item) {
@@ -73,20 +74,37 @@ std::shared_ptr<DelayedItem> DelayedHub::oldest(DelayedLane& lane) {
   return lane.items.empty() ? nullptr : lane.items.front();
 }
 
-void DelayedHub::complete(
-    const std::shared_ptr<DelayedItem>& item, std::unique_lock<std::mutex>& lock
-) {
-  if (!item->asked) {
-    item->asked = true;
-    item->asked_ns = now_ns();
+void DelayedHub::ask(DelayedItem& item) {
+  if (!item.asked) {
+    item.asked = true;
+    item.asked_ns = now_ns();
     for_worker_.notify_all();
   }
-  for_caller_.wait(lock, [&] { return item->complete; });
+}
+
+void DelayedHub::complete(DelayedItem& item, std::unique_lock<std::mutex>& lock) {
+  ask(item);
+  for_caller_.wait(lock, [&] { return item.complete; });
+}
+
+// A peer may start its part of `picked` only after something that this rank does once it has
+// `awaited`: then waiting for `picked` would never end.
+void DelayedHub::complete_unless_stuck(
+    DelayedItem& picked, const DelayedItem& awaited, std::unique_lock<std::mutex>& lock
+) {
+  ask(picked);
+  while (!for_caller_.wait_for(lock, kGiveWayAfter, [&] { return picked.complete; })) {
+    if (awaited.inner_done && !picked.inner_done) {
+      picked.asked = false;
+      return;
+    }
+  }
 }
 
 void DelayedHub::wait(DelayedLane& lane, DelayedItem& item) {
   std::unique_lock lock(mutex_);
-  while (!item.complete) {
+  bool is_stuck = false;
+  while (!item.complete && !is_stuck) {
     std::vector<std::shared_ptr<DelayedItem>> candidates;
     for (const auto& weak : lanes_) {
       const std::shared_ptr<DelayedLane> other = weak.lock();
@@ -95,7 +113,12 @@ void DelayedHub::wait(DelayedLane& lane, DelayedItem& item) {
         candidates.push_back(head);
       }
     }
-    complete(candidates[order_() % candidates.size()], lock);
+    const auto picked = candidates[order_() % candidates.size()];
+    complete_unless_stuck(*picked, item, lock);
+    is_stuck = !picked->complete;
+  }
+  while (!item.complete) {
+    complete(*oldest(lane), lock);
   }
   oldest(lane);
   if (item.error != nullptr) {
@@ -114,7 +137,7 @@ bool DelayedHub::test(DelayedLane& lane, DelayedItem& item) {
     if (!head->inner_done) {
       return false;
     }
-    complete(head, lock);
+    complete(*head, lock);
   }
   if (item.error != nullptr) {
     std::rethrow_exception(item.error);

@@ -65,7 +65,8 @@ class DelayedHub {
 
   std::shared_ptr<DelayedLane> add_lane();
   void post(DelayedLane& lane, std::shared_ptr<DelayedItem> item);
-  /// Completes works in random order until `item` is complete.
+  /// Completes works in random order until `item` is complete; passes over one that no peer starts
+  /// while `item` could be complete.
   void wait(DelayedLane& lane, DelayedItem& item);
   bool test(DelayedLane& lane, DelayedItem& item);
 
@@ -75,7 +76,11 @@ class DelayedHub {
   bool poll_inner(std::unique_lock<std::mutex>& lock);
   bool complete_asked(std::unique_lock<std::mutex>& lock);
   std::shared_ptr<DelayedItem> oldest(DelayedLane& lane);
-  void complete(const std::shared_ptr<DelayedItem>& item, std::unique_lock<std::mutex>& lock);
+  void ask(DelayedItem& item);
+  void complete(DelayedItem& item, std::unique_lock<std::mutex>& lock);
+  void complete_unless_stuck(
+      DelayedItem& picked, const DelayedItem& awaited, std::unique_lock<std::mutex>& lock
+  );
 
   const ErrorRank error_rank_;
   std::mutex mutex_;
