@@ -1,0 +1,316 @@
+// One rank of a measured training run: the model, data and optimizer of benchmarks/peers/
+// fsdp2_train.py, sharded by this library. Prints one JSON line a step and a summary, on rank 0.
+//
+// Ranks come from the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); benchmarks/compare
+// starts them. `--mode floor` is the floor: one process without communication, with one rank's
+// share of the batch and of the optimizer's work.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <sys/resource.h>
+#include <vector>
+
+#include "benchmarks/train/formula_data.h"
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "hypershard/comm/world.h"
+#include "hypershard/core/clock.h"
+#include "hypershard/core/error.h"
+#include "hypershard/model/gpt.h"
+#include "hypershard/optim/adamw.h"
+#include "hypershard/shard/fully_shard.h"
+#include "hypershard/train/comm_meter.h"
+#include "hypershard/train/process_memory.h"
+
+namespace hypershard::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Settings {
+  std::string mode = "sharded";
+  std::string strategy = "zero3";
+  std::string share = "auto";
+  std::string dtype = "fp32";
+  std::int64_t layers = 8;
+  std::int64_t dim = 512;
+  std::int64_t heads = 8;
+  std::int64_t vocab = 8192;
+  std::int64_t seq = 64;
+  std::int64_t batch = 4;
+  std::int64_t floor_parts = 2;
+  int steps = 15;
+  int warmup = 3;
+  std::uint64_t seed = 1;
+  bool reshard = true;
+};
+
+Settings parse(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("One rank of a measured training run.");
+  app.add_option("--mode", settings.mode)->check(CLI::IsMember({"sharded", "floor"}));
+  app.add_option("--strategy", settings.strategy);
+  app.add_option("--share", settings.share)->check(CLI::IsMember({"auto", "on", "off"}));
+  app.add_option("--dtype", settings.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--layers", settings.layers);
+  app.add_option("--dim", settings.dim);
+  app.add_option("--heads", settings.heads);
+  app.add_option("--vocab", settings.vocab);
+  app.add_option("--seq", settings.seq);
+  app.add_option("--batch", settings.batch, "rows of the global batch");
+  app.add_option("--floor-parts", settings.floor_parts, "ranks that the floor is one of");
+  app.add_option("--steps", settings.steps);
+  app.add_option("--warmup", settings.warmup);
+  app.add_option("--seed", settings.seed);
+  app.add_flag("!--no-reshard", settings.reshard);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return settings;
+}
+
+std::string peer_name(const std::string& name) {
+  return name.starts_with("embed.") ? "tok_emb." + name.substr(6) : name;
+}
+
+void fill(model::Gpt& model, std::uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  for (auto& item : model->named_parameters()) {
+    at::Tensor& value = item.value();
+    if (value.dim() == 1) {
+      value.fill_(1.0);
+    } else {
+      value.copy_(formula_weights(peer_name(item.key()), seed, value.numel()).view_as(value));
+    }
+  }
+}
+
+shard::FullyShardOptions shard_options(const Settings& settings) {
+  shard::FullyShardOptions options;
+  options.strategy = layout::parse_strategy(settings.strategy);
+  options.units = {"blocks.*"};
+  options.reshard_after_forward = settings.reshard;
+  options.share = settings.share == "auto" ? shard::Share::kAuto
+                  : settings.share == "on" ? shard::Share::kOn
+                                           : shard::Share::kOff;
+  if (settings.dtype == "bf16") {
+    options.precision.compute = at::kBFloat16;
+    options.precision.reduce = at::kFloat;
+  }
+  return options;
+}
+
+/// AdamW over one rank's share of an unsharded model: what the optimizer costs without sharding's
+/// help or hindrance.
+class PartialAdamW {
+ public:
+  PartialAdamW(const shard::ShardedModel& model, std::int64_t parts) {
+    for (const at::Tensor& tensor : model.update_tensors()) {
+      const std::int64_t numel = tensor.numel() / parts;
+      whole_.push_back(tensor);
+      numel_.push_back(numel);
+      first_.push_back(at::zeros({numel}));
+      second_.push_back(at::zeros({numel}));
+      steps_.push_back(at::zeros({}, at::kFloat));
+    }
+  }
+  void step() {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> params;
+    std::vector<at::Tensor> grads;
+    for (std::size_t i = 0; i < whole_.size(); ++i) {
+      params.push_back(whole_[i].narrow(0, 0, numel_[i]));
+      grads.push_back(whole_[i].grad().narrow(0, 0, numel_[i]));
+      steps_[i].add_(1);
+    }
+    at::_fused_adamw_(
+        params, grads, first_, second_, {}, steps_, 1e-3, 0.9, 0.95, 0.1, 1e-8, false, false
+    );
+  }
+
+ private:
+  std::vector<at::Tensor> whole_;
+  std::vector<std::int64_t> numel_;
+  std::vector<at::Tensor> first_;
+  std::vector<at::Tensor> second_;
+  std::vector<at::Tensor> steps_;
+};
+
+Json summary(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  const std::size_t n = samples.size();
+  const double median = (samples[(n - 1) / 2] + samples[n / 2]) / 2;
+  return {{"min", samples.front()}, {"median", median}, {"n", n}};
+}
+
+double milliseconds(const timeval& time) {
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_usec) * 1e-3;
+}
+
+/// One measured run.
+class Run {
+ public:
+  Run(const Settings& settings, std::shared_ptr<comm::World> world)
+      : settings_(settings),
+        world_(std::move(world)),
+        mesh_(world_, layout::DeviceMesh({{"shard", world_->size()}}, world_->topology())),
+        model_(
+            model::GptConfig{
+                .vocab_size = settings.vocab,
+                .num_layers = settings.layers,
+                .dim = settings.dim,
+                .num_heads = settings.heads,
+                .max_sequence = settings.seq
+            },
+            model::GptOptions{.seed = std::nullopt}
+        ) {
+    fill(model_, settings.seed);
+    sharded_.emplace(shard::fully_shard(*model_, mesh_, shard_options(settings)));
+    if (is_floor()) {
+      partial_.emplace(*sharded_, settings.floor_parts);
+    } else {
+      optimizer_.emplace(*sharded_, adamw());
+    }
+    everyone_ = world_->world_communicator();
+    meter_.emplace(*sharded_, *everyone_);
+  }
+
+  void run();
+
+ private:
+  static optim::AdamWOptions adamw() {
+    return {.lr = 1e-3, .weight_decay = 0.1, .decay_families = {"decay", "no_decay"}};
+  }
+  bool is_floor() const { return settings_.mode == "floor"; }
+  std::pair<at::Tensor, at::Tensor> batch(std::int64_t step) const;
+  double one_step(std::int64_t step);
+  Json finish() const;
+
+  const Settings settings_;
+  std::shared_ptr<comm::World> world_;
+  comm::ProcessMesh mesh_;
+  model::Gpt model_;
+  std::optional<shard::ShardedModel> sharded_;
+  std::optional<optim::AdamW> optimizer_;
+  std::optional<PartialAdamW> partial_;
+  std::shared_ptr<comm::Communicator> everyone_;
+  std::optional<train::CommMeter> meter_;
+
+  std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_, exposed_ms_;
+  std::vector<double> losses_;
+};
+
+std::pair<at::Tensor, at::Tensor> Run::batch(std::int64_t step) const {
+  const std::int64_t parts = is_floor() ? settings_.floor_parts : world_->size();
+  const std::int64_t rows = settings_.batch / parts;
+  const std::int64_t first = is_floor() ? 0 : world_->rank() * rows;
+  const at::Tensor tokens =
+      formula_tokens(settings_.seed, step, first, rows, settings_.seq, settings_.vocab);
+  return {
+      tokens.narrow(1, 0, settings_.seq).contiguous(),
+      tokens.narrow(1, 1, settings_.seq).contiguous()
+  };
+}
+
+double Run::one_step(std::int64_t step) {
+  const auto [x, y] = batch(step);
+  everyone_->barrier("step")->wait();
+  const std::int64_t exposed = meter_->exposed_ns();
+  const Stopwatch watch;
+  at::Tensor loss = model_->loss(x, y);
+  const double forward_ms = watch.elapsed_ms();
+  loss.backward();
+  const double backward_ms = watch.elapsed_ms();
+  if (partial_) {
+    partial_->step();
+  } else {
+    optimizer_->step();
+  }
+  const double optimizer_ms = watch.elapsed_ms();
+  sharded_->zero_grad();
+  const double step_ms = watch.elapsed_ms();
+  if (step >= settings_.warmup) {
+    step_ms_.push_back(step_ms);
+    forward_ms_.push_back(forward_ms);
+    backward_ms_.push_back(backward_ms - forward_ms);
+    optimizer_ms_.push_back(optimizer_ms - backward_ms);
+    exposed_ms_.push_back(static_cast<double>(meter_->exposed_ns() - exposed) * 1e-6);
+  }
+  at::Tensor mean = loss.detach().to(at::kDouble).view({1}).clone();
+  everyone_->all_reduce(mean)->wait_released();
+  return mean.item<double>() / world_->size();
+}
+
+void Run::run() {
+  rusage before{};
+  for (int step = 0; step < settings_.warmup + settings_.steps; ++step) {
+    if (step == settings_.warmup) {
+      sharded_->reset_counters();
+      ::getrusage(RUSAGE_SELF, &before);
+    }
+    losses_.push_back(one_step(step));
+  }
+  rusage after{};
+  ::getrusage(RUSAGE_SELF, &after);
+  if (world_->rank() == 0) {
+    Json result = finish();
+    const int steps = std::max(1, settings_.steps);
+    result["rank0_per_step"] = {
+        {"user_ms", (milliseconds(after.ru_utime) - milliseconds(before.ru_utime)) / steps},
+        {"system_ms", (milliseconds(after.ru_stime) - milliseconds(before.ru_stime)) / steps},
+        {"minor_faults", (after.ru_minflt - before.ru_minflt) / steps},
+    };
+    std::printf("%s\n", result.dump().c_str());
+    std::fflush(stdout);
+  }
+}
+
+Json Run::finish() const {
+  const shard::Counters& counters = sharded_->counters();
+  return {
+      {"kind", "summary"},
+      {"mode", settings_.mode},
+      {"ranks", world_->size()},
+      {"step_ms", summary(step_ms_)},
+      {"forward_ms", summary(forward_ms_)},
+      {"backward_ms", summary(backward_ms_)},
+      {"optimizer_ms", summary(optimizer_ms_)},
+      {"exposed_ms", summary(exposed_ms_)},
+      {"losses", losses_},
+      {"copied_bytes", counters.copied_bytes},
+      {"accumulated_bytes", counters.accumulated_bytes},
+      {"gathered_bytes", counters.gathered_bytes},
+      {"peak_rss_bytes", train::peak_resident_bytes()},
+  };
+}
+
+int main_of(int argc, char** argv) {
+  train::keep_freed_memory();
+  const Settings settings = parse(argc, argv);
+  at::set_num_threads(1);
+  const auto world = comm::World::join();
+  {
+    Run run(settings, world);
+    run.run();
+  }
+  world->shutdown();
+  return 0;
+}
+
+}  // namespace
+}  // namespace hypershard::bench
+
+int main(int argc, char** argv) {
+  try {
+    return hypershard::bench::main_of(argc, argv);
+  } catch (const hypershard::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
