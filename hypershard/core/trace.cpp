@@ -168,6 +168,15 @@ void TraceSpan::end() noexcept {
   });
 }
 
+void OpenSpan::begin_at_now() {
+  begin_ns_ = now_ns();
+}
+
+void OpenSpan::record(TraceLane lane, std::string_view name, std::string_view path) {
+  trace_span({.lane = lane, .name = name, .path = path, .begin_ns = begin_ns_, .end_ns = now_ns()});
+  begin_ns_ = -1;
+}
+
 void trace_span(const TimedSpan& span) {
   if (trace_enabled()) {
     append({

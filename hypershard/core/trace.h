@@ -86,6 +86,28 @@ class TraceSpan {
   TraceLane lane_;
 };
 
+/// A span that one event begins and another ends, e.g. the start of a transfer and the wait that
+/// saw its end. Without a begin while tracing, its end records nothing.
+class OpenSpan {
+ public:
+  void begin() {
+    if (trace_enabled()) [[unlikely]] {
+      begin_at_now();
+    }
+  }
+  void end(TraceLane lane, std::string_view name, std::string_view path) {
+    if (begin_ns_ >= 0) [[unlikely]] {
+      record(lane, name, path);
+    }
+  }
+
+ private:
+  void begin_at_now();
+  void record(TraceLane lane, std::string_view name, std::string_view path);
+
+  std::int64_t begin_ns_ = -1;
+};
+
 /// A span that was timed elsewhere, e.g. by the thread that ran a collective; times are `now_ns()`.
 struct TimedSpan {
   TraceLane lane = TraceLane::kOther;

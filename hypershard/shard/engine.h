@@ -153,6 +153,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void progress();
   void drive_until(const comm::WorkPtr& work);
   void wait_front();
+  void pop_reduction();
+  void end_backward_span(int unit);
   void take_buffer(Unit& unit);
 
   void open_window();
@@ -180,7 +182,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // the pass that runs
   Pass pass_ = Pass::kNone;
-  std::vector<int> stack_;  // units whose forward runs, outermost first
+  std::vector<int> stack_;               // units whose forward runs, outermost first
+  std::vector<OpenSpan> forward_spans_;  // beside stack_
+  int backward_unit_ = -1;               // whose backward came last: its span is open
   bool root_pass_ =
       false;  // the outermost unit of this pass is the root: the recorded order applies
   bool training_pass_ = false;
@@ -198,6 +202,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct InFlight {
     int unit;
     comm::WorkPtr work;
+    OpenSpan span;
   };
   std::deque<InFlight> in_flight_;
 

@@ -72,6 +72,19 @@ void Engine::pre_backward(int unit) {
   progress();
   need(unit);
   take_buffer(*units_[static_cast<std::size_t>(unit)]);
+  if (unit != backward_unit_) {
+    end_backward_span(backward_unit_);
+    backward_unit_ = unit;
+    units_[static_cast<std::size_t>(unit)]->backward_span.begin();
+  }
+}
+
+// The root's stays open until the end: what lies between its units is its own.
+void Engine::end_backward_span(int unit) {
+  if (unit > 0) {
+    Unit& ended = *units_[static_cast<std::size_t>(unit)];
+    ended.backward_span.end(TraceLane::kCompute, "backward ", ended.path());
+  }
 }
 
 void Engine::take_buffer(Unit& unit) {
@@ -165,6 +178,7 @@ void Engine::post_if_complete(Unit& unit) {
 
 void Engine::post(Unit& unit) {
   unit.ready = true;
+  end_backward_span(unit.index());
   if (reduce_gradients) {
     start_ready_reductions();
   }
@@ -192,11 +206,11 @@ void Engine::start_ready_reductions() {
       if (!unit.ready) {
         return;
       }
-      const TraceSpan span(TraceLane::kReduce, "reduce ", unit.path());
-      in_flight_.push_back(
-          {unit.index(),
-           unit.start_reduce(*gradient_buffers_, divisor, cross_replicas, replicate_axis_)}
-      );
+      InFlight started{.unit = unit.index(), .work = nullptr, .span = {}};
+      started.span.begin();
+      started.work =
+          unit.start_reduce(*gradient_buffers_, divisor, cross_replicas, replicate_axis_);
+      in_flight_.push_back(std::move(started));
     }
     ++next_reduction_;
   }
@@ -205,7 +219,7 @@ void Engine::start_ready_reductions() {
 // Does this rank's part of what can be done now, oldest first, and never blocks.
 void Engine::progress() {
   while (!in_flight_.empty() && in_flight_.front().work->test()) {
-    in_flight_.pop_front();
+    pop_reduction();
   }
   while (!unsharding_.empty() &&
          units_[static_cast<std::size_t>(unsharding_.front())]->advance_unshard()) {
@@ -220,6 +234,14 @@ void Engine::wait_front() {
       TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
   );
   oldest.work->wait();
+  pop_reduction();
+}
+
+void Engine::pop_reduction() {
+  InFlight& oldest = in_flight_.front();
+  oldest.span.end(
+      TraceLane::kReduce, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
+  );
   in_flight_.pop_front();
 }
 
@@ -252,6 +274,9 @@ void Engine::end_backward() {
     wait_front();
   }
   counters_.reduce_wait_ns += now_ns() - start;
+  end_backward_span(backward_unit_);
+  backward_unit_ = -1;
+  units_.front()->backward_span.end(TraceLane::kCompute, "backward ", units_.front()->path());
   for (const auto& unit : units_) {
     if (!unit->pinned) {
       release(*unit);
@@ -284,6 +309,7 @@ void Engine::reset_iteration() {
   }
   in_flight_.clear();
   stack_.clear();
+  forward_spans_.clear();
   in_backward_ = false;
   pass_ = Pass::kNone;
 }

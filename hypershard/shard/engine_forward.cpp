@@ -36,6 +36,7 @@ void Engine::pre_forward(int unit, std::span<at::Tensor* const> inputs) {
   }
   need(unit);
   stack_.push_back(unit);
+  forward_spans_.emplace_back().begin();
   if (pass_ == Pass::kForward && is_training()) {
     if (nn::RecomputeSegment* segment = nn::current_recompute_segment()) {
       ++here.occurrences.in_segments;
@@ -190,6 +191,8 @@ void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
       "' ended out of turn"
   );
   stack_.pop_back();
+  forward_spans_.back().end(TraceLane::kCompute, "forward ", here.path());
+  forward_spans_.pop_back();
   if (pass_ == Pass::kForward) {
     recording_ends_.push_back(unit);
   }
@@ -245,6 +248,7 @@ void Engine::forward_failed() noexcept {
   // Seen by the outermost unit last; the next root forward starts afresh.
   if (!stack_.empty()) {
     stack_.pop_back();
+    forward_spans_.pop_back();
   }
 }
 

@@ -59,6 +59,7 @@ void Unit::start_unshard() {
   if (storage_bytes > 0) {
     storage_buffer_ = pool_->acquire(storage_bytes, c10::Device(c10::kCPU));
   }
+  unshard_span_.begin();
   auto works = std::make_shared<WorkSet>();
   std::int64_t compute_at = 0;
   std::int64_t storage_at = 0;
@@ -106,6 +107,7 @@ void Unit::finish_unshard() {
     }
   }
   state_ = UnitState::kUnsharded;
+  unshard_span_.end(TraceLane::kUnshard, "unshard ", path_);
 }
 
 void Unit::reshard() {

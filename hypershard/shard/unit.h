@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "hypershard/core/trace.h"
 #include "hypershard/shard/buffer_pool.h"
 #include "hypershard/shard/gradient_buffers.h"
 #include "hypershard/shard/group.h"
@@ -79,6 +80,7 @@ class Unit {
   bool reduced = false;     ///< reduction started
   int pending = 0;          ///< trainable parameters whose gradient has not come
   Occurrences occurrences;
+  OpenSpan backward_span;
 
  private:
   int index_;
@@ -91,6 +93,7 @@ class Unit {
   UnitState state_ = UnitState::kSharded;
   at::Tensor compute_buffer_;
   at::Tensor storage_buffer_;
+  OpenSpan unshard_span_;
   std::shared_ptr<WorkSet> unshard_;  // kept until reshard: peers may read from our buffer
 
   bool has_gradients_ = false;

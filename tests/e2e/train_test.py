@@ -84,8 +84,15 @@ class TrainTest(program.ProgramTest):
         spans = {(event["pid"], event["name"]) for event in events if event.get("ph") == "X"}
         for rank in (0, 1):
             names = {name for pid, name in spans if pid == rank}
-            self.assertTrue(any("blocks.1" in name for name in names), sorted(names))
+            for unit in ("root", "blocks.0", "blocks.1"):
+                for part in ("forward", "backward", "unshard", "reduce"):
+                    self.assertIn(f"{part} {unit}", names)
             self.assertIn("backward", names)
+            rows = {event["tid"] for event in events if event["name"] == "thread_name"
+                    and event["pid"] == rank and event["args"]["name"] == "wait"}
+            waits = {event["name"] for event in events if event.get("ph") == "X"
+                     and event["pid"] == rank and event["tid"] in rows}
+            self.assertIn("unshard blocks.1", waits)
         self.assertEqual([name for name in os.listdir(self.folder) if ".rank" in name], [])
 
     def test_progress_line_comes_every_n_steps(self):
