@@ -28,9 +28,12 @@ struct TrainArguments {
   std::string resume;
   bool overwrite = false;
   std::string trace;
+  bool profile = false;
   bool dry_run = false;
   Arguments command_line;
 };
+
+constexpr const char* kProfiledSteps = "log.trace_steps=10";
 
 constexpr const char* kFooter =
     "With --ranks N it starts N ranks on this machine and watches over them. Without, and under\n"
@@ -77,6 +80,10 @@ Plan make_plan(const TrainArguments& arguments, int world_size) {
   );
   if (!arguments.trace.empty()) {
     overrides.push_back("log.trace=\"" + arguments.trace + "\"");
+  }
+  if (arguments.profile) {
+    overrides.push_back("log.profile=true");
+    overrides.insert(overrides.begin(), kProfiledSteps);  // --set comes later and wins
   }
   plan.config->load(config, overrides, world_size);
   return plan;
@@ -176,6 +183,12 @@ void add_train(CLI::App& app, Action& action, const Arguments& command_line) {
       ->excludes(resume);
   command->add_option("--trace", arguments->trace, "Write a trace of a few steps (log.trace)")
       ->type_name("FILE");
+  command->add_flag(
+      "--profile",
+      arguments->profile,
+      "Print where the time and the memory of a step went, by part and by module (log.profile), "
+      "and write the trace, to run.dir/trace.json unless --trace says where"
+  );
   command->add_flag(
       "--dry-run",
       arguments->dry_run,

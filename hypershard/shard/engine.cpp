@@ -8,6 +8,7 @@
 
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
+#include "hypershard/core/trace.h"
 #include "hypershard/nn/gradient_slot.h"
 #include "hypershard/shard/internal/autograd_hooks.h"
 
@@ -281,6 +282,7 @@ std::uint64_t Engine::update_versions() const {
 
 void Engine::open_window() {
   if (epochs_ && !window_open_) {
+    const TraceSpan span(TraceLane::kWait, "write window");
     const std::int64_t began = now_ns();
     epochs_->publish(kReleased, ++released_epoch_);
     epochs_->wait_all(kReleased, released_epoch_, "release of runtime parameters", "root");
@@ -305,6 +307,7 @@ void Engine::close_window(bool keep) {
     return;
   }
   if (written) {
+    const TraceSpan span(TraceLane::kPublish, "publish");
     const std::int64_t began = now_ns();
     for (const auto& unit : units_) {
       release(*unit);
@@ -319,6 +322,7 @@ void Engine::close_window(bool keep) {
     counters_.publish_ns += now_ns() - began;
   }
   if (epochs_) {
+    const TraceSpan span(TraceLane::kWait, "write window");
     const std::int64_t began = now_ns();
     epochs_->publish(kPublished, ++published_epoch_);
     epochs_->wait_all(kPublished, published_epoch_, "publish of runtime parameters", "root");

@@ -218,7 +218,15 @@ void Engine::start_ready_reductions() {
 
 // Does this rank's part of what can be done now, oldest first, and never blocks.
 void Engine::progress() {
-  while (!in_flight_.empty() && in_flight_.front().work->test()) {
+  while (!in_flight_.empty()) {
+    const TraceSpan span(
+        TraceLane::kWait,
+        "reduce ",
+        units_[static_cast<std::size_t>(in_flight_.front().unit)]->path()
+    );
+    if (!in_flight_.front().work->test()) {
+      break;
+    }
     pop_reduction();
   }
   while (!unsharding_.empty() &&

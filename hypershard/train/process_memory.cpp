@@ -33,6 +33,10 @@ std::int64_t peak_resident_bytes() {
   return field_bytes("/proc/self/status", "VmHWM:");
 }
 
+std::int64_t resident_bytes() {
+  return field_bytes("/proc/self/status", "VmRSS:");
+}
+
 std::int64_t proportional_bytes() {
   return field_bytes("/proc/self/smaps_rollup", "Pss:");
 }

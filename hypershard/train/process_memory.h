@@ -9,6 +9,9 @@ namespace hypershard::train {
 /// not say. Pages shared with other ranks count in full in each of them.
 std::int64_t peak_resident_bytes();
 
+/// Returns the memory that is resident in this process now (VmRSS); 0 if the kernel does not say.
+std::int64_t resident_bytes();
+
 /// Returns this process's share of the memory that is resident now (PSS): a page that n processes
 /// map counts as 1/n, so that the ranks' values add up to what the job uses. 0 if unknown. Costs
 /// milliseconds: the kernel walks all pages.

@@ -353,7 +353,13 @@ void bind_rest(Schema& schema, RunConfig& config) {
           &config.log.trace_first_step,
           {.min = 1, .doc = "First step that is traced, counted from the start of this process."}
       )
-      .bind("trace_steps", &config.log.trace_steps, {.min = 1, .doc = "Steps that are traced."});
+      .bind("trace_steps", &config.log.trace_steps, {.min = 1, .doc = "Steps that are traced."})
+      .bind(
+          "profile",
+          &config.log.profile,
+          {.doc = "Print where the time of the traced steps and the memory went, by part and by "
+                  "module."}
+      );
 }
 
 }  // namespace

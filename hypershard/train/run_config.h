@@ -137,6 +137,7 @@ struct LogSection {
   std::string trace;  ///< empty: none
   std::int64_t trace_first_step = 3;
   std::int64_t trace_steps = 3;
+  bool profile = false;
 };
 
 /// Everything a training run is told.

@@ -26,10 +26,11 @@ void TraceWindow::begin_step(std::int64_t step) {
   }
 }
 
-void TraceWindow::end_step(std::int64_t step) {
+bool TraceWindow::end_step(std::int64_t step) {
   if (step == last_step_) {
     stop_trace();
   }
+  return step == last_step_;
 }
 
 std::string TraceWindow::part_path(int rank) const {

@@ -16,8 +16,8 @@ class TraceWindow {
 
   /// Starts recording if the step, counted from 1 in this process, is the first of the window.
   void begin_step(std::int64_t step);
-  /// Stops recording if it is the last.
-  void end_step(std::int64_t step);
+  /// Stops recording if it is the last, and says so.
+  bool end_step(std::int64_t step);
   /// Writes the file; ranks of other hosts must see the same folder.
   /// Collective: all ranks. Errors: IoError.
   void write(comm::Communicator& everyone);

@@ -21,18 +21,23 @@
 #include "hypershard/core/log.h"
 #include "hypershard/core/process.h"
 #include "hypershard/core/trace.h"
+#include "hypershard/core/trace_shares.h"
 #include "hypershard/data/tokenizer.h"
-#include "hypershard/model/gpt_config.h"
+#include "hypershard/model/gpt.h"
 #include "hypershard/optim/optimizer.h"
+#include "hypershard/shard/engine.h"
 #include "hypershard/train/agreement.h"
 #include "hypershard/train/comm_meter.h"
 #include "hypershard/train/evaluate.h"
 #include "hypershard/train/exit_code.h"
 #include "hypershard/train/gemm_peak.h"
 #include "hypershard/train/metrics.h"
+#include "hypershard/train/module_spans.h"
 #include "hypershard/train/process_memory.h"
+#include "hypershard/train/profile.h"
 #include "hypershard/train/progress.h"
 #include "hypershard/train/run_facts.h"
+#include "hypershard/train/run_plan.h"
 #include "hypershard/train/session.h"
 #include "hypershard/train/step.h"
 #include "hypershard/train/trace_window.h"
@@ -71,6 +76,8 @@ class Trainer {
   bool evaluation_is_due() const;
   std::optional<Evaluation> evaluate_if_due();
   void evaluate_at_start();
+  void start_trace_window();
+  void report_profile();
   void save_checkpoint();
   void finish();
 
@@ -92,6 +99,8 @@ class Trainer {
   std::int64_t exposed_before_ns_ = 0;
   std::optional<double> eval_loss_;
   std::int64_t job_bytes_ = 0;
+  std::int64_t process_bytes_ = 0;  ///< resident before the model was made
+  bool has_profile_ = false;
 };
 
 int Trainer::run() {
@@ -103,6 +112,7 @@ int Trainer::run() {
 
 void Trainer::set_up() {
   comm::Communicator& everyone = *world_->world_communicator();
+  process_bytes_ = resident_bytes();
   set_up_process(config(), comm::launch_info(*world_).local_world_size);
   run_on_first(everyone, [&] { folder_.check(request_.folder_policy); });
   TrainingData data;
@@ -112,10 +122,24 @@ void Trainer::set_up() {
   run_on_first(everyone, [&] { open_folder(); });
   comm_meter_.emplace(session_->sharded(), everyone);
   measure_peak();
-  if (!config().log.trace.empty()) {
-    trace_.emplace(config().log, *world_);
-  }
+  start_trace_window();
   run_on_first(everyone, [&] { announce(); });
+}
+
+void Trainer::start_trace_window() {
+  LogSection log = config().log;
+  if (log.profile && log.trace.empty()) {
+    log.trace = folder_.path() + "/trace.json";
+  }
+  if (log.trace.empty()) {
+    return;
+  }
+  trace_.emplace(log, *world_);
+  std::vector<std::string> units;
+  for (const auto& unit : session_->sharded().engine().units()) {
+    units.push_back(unit->path());
+  }
+  add_module_spans(session_->model(), units);
 }
 
 void Trainer::load_or_initialize() {
@@ -183,18 +207,23 @@ void Trainer::train() {
       trace_->begin_step(step_ - first_step_ + 1);
     }
     session_->sharded().reset_counters();
-    const Stopwatch watch;
-    const StepResult result = run_step(*session_, step_, failure_);
-    ++step_;
-    const StepMetrics metrics = measure(result, watch.elapsed_s());
+    StepResult result;
+    StepMetrics metrics;
+    {
+      const TraceSpan span(TraceLane::kOther, kStepSpan);
+      const Stopwatch watch;
+      result = run_step(*session_, step_, failure_);
+      ++step_;
+      metrics = measure(result, watch.elapsed_s());
+    }
     stopped_ = result.stop;
     const std::optional<Evaluation> evaluation = evaluate_if_due();
     failure_ = catch_failure([&] { report(metrics, evaluation); });
     if (is_due(config().checkpoint.every)) {
       save_checkpoint();
     }
-    if (trace_) {
-      trace_->end_step(step_ - first_step_);
+    if (trace_ && trace_->end_step(step_ - first_step_)) {
+      report_profile();
     }
     exposed_before_ns_ = comm_meter_->exposed_ns();
   }
@@ -300,6 +329,21 @@ void Trainer::report(StepMetrics metrics, const std::optional<Evaluation>& evalu
   progress_->show(metrics, state, evaluation.has_value() || is_last() || step_ == first_step_ + 1);
 }
 
+void Trainer::report_profile() {
+  has_profile_ = true;
+  if (!is_first() || !config().log.profile) {
+    return;
+  }
+  const RunPlan plan = plan_run(config(), session_->shape().vocab_size, world_->size());
+  const MemoryUse memory{
+      .process = process_bytes_,
+      .peak = peak_resident_bytes(),
+      .job = job_bytes_,
+      .plan = plan.memory
+  };
+  progress_->print(describe(make_profile(trace_shares(0, kStepSpan), memory)));
+}
+
 void Trainer::save_checkpoint() {
   const TraceSpan span(TraceLane::kCheckpoint, "save");
   run_together(session_->everyone(), [&] {
@@ -323,6 +367,9 @@ void Trainer::finish() {
   agree(session_->everyone(), failure_);
   if (config().checkpoint.at_end && saved_step_ != step_) {
     save_checkpoint();
+  }
+  if (trace_ && !has_profile_) {
+    report_profile();  // the run ended inside the window
   }
   if (trace_) {
     run_together(session_->everyone(), [&] { trace_->write(session_->everyone()); });

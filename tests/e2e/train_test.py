@@ -95,6 +95,19 @@ class TrainTest(program.ProgramTest):
             self.assertIn("unshard blocks.1", waits)
         self.assertEqual([name for name in os.listdir(self.folder) if ".rank" in name], [])
 
+    def test_profile_adds_up_and_names_modules(self):
+        result, run = self.train_well("--ranks", 2, "--profile", "--set", "log.trace_steps=3")
+        self.assertIn("profile of rank 0: 3 steps of", result.out)
+        lines = result.out[result.out.index("profile of rank 0"):].splitlines()
+        step_ms = float(lines[0].split()[-2])
+        end = next(i for i, line in enumerate(lines) if line.startswith("  sum  "))
+        parts = [float(line.split()[-2]) for line in lines[2:end]]
+        self.assertAlmostEqual(sum(parts), step_ms, delta=0.002 * len(parts))
+        self.assertAlmostEqual(float(lines[end].split()[-2]), step_ms, delta=0.002)
+        for module in ("blocks.*.attn.wq", "blocks.*.mlp.w2", "root"):
+            self.assertTrue(any(line.split()[0] == module for line in lines if line.strip()), result)
+        self.assertTrue(os.path.exists(os.path.join(run, "trace.json")))
+
     def test_progress_line_comes_every_n_steps(self):
         result, _ = self.train_well("--set", "log.every=4", "--set", "eval.every=0")
         steps = [line.split()[1] for line in result.out.splitlines() if line.startswith("step")]
