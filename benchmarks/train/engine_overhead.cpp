@@ -18,8 +18,8 @@
 
 #include "hypershard/comm/world.h"
 #include "hypershard/core/error.h"
-#include "hypershard/nn/gradient_slot.h"
 #include "hypershard/nn/hooks.h"
+#include "hypershard/nn/rms_norm.h"
 #include "hypershard/shard/fully_shard.h"
 
 namespace hypershard::bench {
@@ -28,24 +28,17 @@ namespace {
 constexpr int kUnits = 1000;
 constexpr std::int64_t kElements = 1000;
 
-struct TinyImpl : nn::Hookable<TinyImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
-  TinyImpl() { weight = register_parameter("weight", at::ones({kElements})); }
-  at::Tensor forward_impl(const at::Tensor& x) { return x * weight; }
-  at::Tensor weight;
-};
-TORCH_MODULE(Tiny);
-
 struct ChainImpl : nn::Hookable<ChainImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
   ChainImpl() {
     for (int i = 0; i < kUnits; ++i) {
-      blocks->push_back(Tiny());
+      blocks->push_back(nn::RmsNorm(kElements));
     }
     register_module("blocks", blocks);
   }
   at::Tensor forward_impl(const at::Tensor& x) {
     at::Tensor y = x;
     for (const auto& block : *blocks) {
-      y = block->as<TinyImpl>()->forward(y);
+      y = block->as<nn::RmsNormImpl>()->forward(y);
     }
     return y;
   }
