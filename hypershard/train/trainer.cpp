@@ -104,6 +104,7 @@ int Trainer::run() {
 void Trainer::set_up() {
   comm::Communicator& everyone = *world_->world_communicator();
   set_up_process(config(), comm::launch_info(*world_).local_world_size);
+  agree_on_config(everyone, request_.config->to_toml());
   run_on_first(everyone, [&] { folder_.check(request_.folder_policy); });
   TrainingData data;
   run_together(everyone, [&] { data = open_data(config(), world_->size()); });
@@ -113,7 +114,7 @@ void Trainer::set_up() {
   comm_meter_.emplace(session_->sharded(), everyone);
   measure_peak();
   if (!config().log.trace.empty()) {
-    trace_.emplace(config().log, *world_);
+    run_together(everyone, [&] { trace_.emplace(config().log, *world_); });
   }
   run_on_first(everyone, [&] { announce(); });
 }
@@ -125,6 +126,16 @@ void Trainer::load_or_initialize() {
   }
   const checkpoint::TrainState state = checkpoint::load(
       request_.checkpoint, session_->sharded(), &session_->optimizer(), session_->mesh()
+  );
+  HS_CHECK(
+      state.step <= config().schedule.steps,
+      "train.resume: '",
+      request_.checkpoint,
+      "' was written after step ",
+      state.step,
+      ", beyond schedule.steps = ",
+      config().schedule.steps,
+      HS_HINT("raise schedule.steps, or go on from an earlier checkpoint")
   );
   step_ = first_step_ = saved_step_ = state.step;
 }
