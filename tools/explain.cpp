@@ -59,9 +59,11 @@ void add_explain(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--rank", arguments->rank, "Rank whose part is shown")->capture_default_str();
-  command->add_option(
-      "--vocab", arguments->vocab, "Size of the vocabulary, where there is no data to tell it"
-  );
+  command
+      ->add_option(
+          "--vocab", arguments->vocab, "Size of the vocabulary, where there is no data to tell it"
+      )
+      ->check(CLI::Range(1, 1 << 30));
   command->add_option("--set", arguments->sets, "Override a key; may be given more than once")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);

@@ -9,7 +9,7 @@
 #include "tools/command.h"
 #include <CLI/CLI.hpp>
 
-#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <torch/version.h>
 
 #include "hypershard/core/env.h"
@@ -45,10 +45,9 @@ constexpr const char* kDescription =
 
 constexpr const char* kFooter =
     "Exit codes: 0 done, 2 bad input or file, 3 communication failed or a rank died, 4 internal\n"
-    "error, 130 stopped by Ctrl-C or SIGTERM. `hypershard COMMAND --help` says more.";
+    "error, 130 stopped by Ctrl-C, SIGTERM or SIGHUP. `hypershard COMMAND --help` says more.";
 
 int run_action(const Action& action) {
-  using train::ExitCode;
   try {
     return action();
   } catch (const train::AgreedFailure& failure) {
@@ -57,15 +56,10 @@ int run_action(const Action& action) {
       print_error(failure.what());
     }
     return train::exit_code_of(failure.code());
-  } catch (const Error& error) {
-    print_error(train::user_text(error));
-    return train::exit_code_of(error.code());
-  } catch (const c10::Error& error) {
-    print_error(error.what_without_backtrace());
-    return ExitCode::kExitInternal;
   } catch (const std::exception& error) {
-    print_error(error.what());
-    return ExitCode::kExitInternal;
+    const train::LocalFailure failure = train::failure_of(error);
+    print_error(failure.text);
+    return train::exit_code_of(failure.code);
   }
 }
 
@@ -144,5 +138,7 @@ int main_of(int argc, char** argv) {
 int main(int argc, char** argv) {
   // Whoever reads our output may go away; the run goes on, and writes fail with an error instead.
   std::signal(SIGPIPE, SIG_IGN);
+  // libtorch would abort where memory is short; an exception ends the run in order.
+  FLAGS_caffe2_use_fatal_for_enforce = false;
   return hypershard::tools::main_of(argc, argv);
 }

@@ -23,6 +23,8 @@ constexpr const char* kFooter =
     "\n"
     "The same weights, prompt and seed give the same text.";
 
+constexpr int kMost = 1'000'000'000;  // tokens; unlike CLI::PositiveNumber it reads well in errors
+
 struct SampleArguments {
   std::string run;
   std::string prompt = "\n";
@@ -63,7 +65,7 @@ void add_sample(CLI::App& app, Action& action) {
           options.temperature,
           "0 always takes the likeliest token; higher is wilder"
       )
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   command->add_option("--top-k", options.top_k, "Choose among the k likeliest tokens; 0: all")
       ->check(CLI::NonNegativeNumber)

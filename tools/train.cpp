@@ -69,7 +69,7 @@ Plan make_plan(const TrainArguments& arguments, int world_size) {
     if (config.empty()) {
       config = train::RunFolder(point.run_dir).config_path();
     }
-    overrides.push_back("run.dir=\"" + point.run_dir + "\"");
+    overrides.push_back("run.dir=" + toml_quoted(point.run_dir));
   } else if (arguments.overwrite) {
     plan.policy = train::FolderPolicy::kOverwrite;
   }
@@ -79,7 +79,7 @@ Plan make_plan(const TrainArguments& arguments, int world_size) {
       HS_HINT("hypershard train CONFIG.toml --ranks N")
   );
   if (!arguments.trace.empty()) {
-    overrides.push_back("log.trace=\"" + arguments.trace + "\"");
+    overrides.push_back("log.trace=" + toml_quoted(arguments.trace));
   }
   if (arguments.profile) {
     overrides.push_back("log.profile=true");

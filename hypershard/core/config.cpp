@@ -83,6 +83,9 @@ ConfigEntry with(ConfigEntry entry, const ListKey& options) {
   return entry;
 }
 
+// Far above any configuration, and reached at once where a device never ends.
+constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
+
 std::string read_file(const std::string& path) {
   struct stat status;
   if (stat(path.c_str(), &status) != 0) {
@@ -110,9 +113,21 @@ std::string read_file(const std::string& path) {
     );
   }
   std::ifstream stream(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (!stream) {
+  std::string text(kMaxFileBytes + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!stream.is_open() || stream.bad()) {
     HS_FAIL(IoError, "config: cannot read '", path, "': ", errno_text(errno));
+  }
+  text.resize(static_cast<std::size_t>(stream.gcount()));
+  if (text.size() > kMaxFileBytes) {
+    HS_FAIL(
+        InvalidArgument,
+        "config: '",
+        path,
+        "' is no configuration: it is longer than ",
+        kMaxFileBytes,
+        " bytes"
+    );
   }
   return text;
 }

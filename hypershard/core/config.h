@@ -54,6 +54,9 @@ struct ListKey {
 template <class T>
 using PatternTable = std::vector<std::pair<std::string, T>>;
 
+/// Quotes a string as TOML does, so that any text can be handed on in an override.
+std::string toml_quoted(std::string_view text);
+
 namespace internal {
 struct ConfigEntry;
 struct SchemaState;

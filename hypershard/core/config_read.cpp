@@ -311,15 +311,18 @@ toml::array split_words(std::string raw) {
   return words;
 }
 
-/// Makes a table whose `value` is what an override's text means for a key of this kind.
-toml::table override_value(ConfigKind kind, const std::string& raw) {
+/// Makes a table whose `value` is what an override's text means for a key of this kind; nothing if
+/// it is a quoted string, or one without quotes, that TOML cannot hold.
+std::optional<toml::table> override_value(ConfigKind kind, const std::string& raw) {
   const bool is_list = kind == ConfigKind::kIntList || kind == ConfigKind::kRealList ||
                        kind == ConfigKind::kStringList;
   const bool is_string = kind == ConfigKind::kString || kind == ConfigKind::kStringTable;
-  if (!is_string || is_quoted(raw)) {
-    if (auto parsed = parse_value(is_list && !raw.starts_with('[') ? "[" + raw + "]" : raw)) {
-      return *std::move(parsed);
-    }
+  if (is_string) {
+    // Taken with its quotes, a slip in the quoting would make a file of another name.
+    return parse_value(is_quoted(raw) ? raw : toml_quoted(raw));
+  }
+  if (auto parsed = parse_value(is_list && !raw.starts_with('[') ? "[" + raw + "]" : raw)) {
+    return parsed;
   }
   if (kind == ConfigKind::kStringList) {
     return toml::table{{"value", split_words(raw)}};
@@ -358,6 +361,15 @@ void add_unknown(SchemaState& schema, const std::string& where, const std::strin
     const std::size_t dot = path.find('.', begin);
     const std::string name = path.substr(begin, dot - begin);
     const std::string below = section.empty() ? name : section + "." + name;
+    if (dot == std::string::npos && schema.has_section(below)) {
+      schema.add_problem(
+          where,
+          path,
+          "is a section (expected one of its keys, such as " + below + "." +
+              schema.names_in(below).front() + "=...)"
+      );
+      return;
+    }
     if (dot == std::string::npos || !schema.has_section(below)) {
       schema.add_problem(
           where, path, unknown_text(schema, section, name, dot != std::string::npos)
@@ -419,13 +431,20 @@ void read_config_override(SchemaState& schema, const std::string& override_text)
     add_unknown(schema, where, path);
     return;
   }
-  toml::table value = override_value(
+  auto value = override_value(
       target.entry->kind, trimmed(std::string_view(override_text).substr(equals + 1))
   );
-  if (target.pattern.empty()) {
-    read_value(schema, *target.entry, *value.get("value"), where);
+  if (!value.has_value()) {
+    schema.add_problem(
+        where,
+        path,
+        "is not valid TOML (expected UTF-8; in double quotes, \\\" for a quote and \\\\ for a "
+        "backslash)"
+    );
+  } else if (target.pattern.empty()) {
+    read_value(schema, *target.entry, *value->get("value"), where);
   } else {
-    read_table_row(schema, target, std::move(value), where);
+    read_table_row(schema, target, *std::move(value), where);
   }
 }
 

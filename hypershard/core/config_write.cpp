@@ -9,6 +9,27 @@
 #include "hypershard/core/text.h"
 
 namespace hypershard {
+
+std::string toml_quoted(std::string_view text) {
+  constexpr std::string_view kHex = "0123456789ABCDEF";
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += std::string("\\") + c;
+    } else if (c == '\n') {
+      quoted += "\\n";
+    } else if (c == '\t') {
+      quoted += "\\t";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      quoted += std::string("\\u00") + kHex[byte >> 4] + kHex[byte & 15];
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
 namespace internal {
 namespace {
 
@@ -201,26 +222,6 @@ std::string limit_problem(const ConfigEntry& entry, const ConfigValue& value) {
       },
       value
   );
-}
-
-std::string toml_quoted(std::string_view text) {
-  constexpr std::string_view kHex = "0123456789ABCDEF";
-  std::string quoted = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      quoted += std::string("\\") + c;
-    } else if (c == '\n') {
-      quoted += "\\n";
-    } else if (c == '\t') {
-      quoted += "\\t";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      quoted += std::string("\\u00") + kHex[byte >> 4] + kHex[byte & 15];
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "\"";
 }
 
 std::string toml_text(const ConfigValue& value) {

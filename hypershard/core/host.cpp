@@ -35,9 +35,16 @@ void install_stop_signals() {
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESTART;  // reads and writes of libraries that do not expect EINTR go on
   sigemptyset(&action.sa_mask);
-  for (const int number : {SIGINT, SIGTERM}) {
-    sigaction(number, &action, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    if (number != SIGHUP || !hangup_is_ignored()) {
+      sigaction(number, &action, nullptr);
+    }
   }
+}
+
+bool hangup_is_ignored() {
+  struct sigaction current = {};
+  return sigaction(SIGHUP, nullptr, &current) == 0 && current.sa_handler == SIG_IGN;
 }
 
 bool stop_requested() {

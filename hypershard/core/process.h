@@ -81,9 +81,12 @@ class ChildProcess {
   std::optional<ExitStatus> status_;
 };
 
-/// Makes SIGINT and SIGTERM set a flag; a second one of the same kind ends the process at once.
+/// Makes SIGINT, SIGTERM and SIGHUP set a flag; a second one of the same kind ends the process at
+/// once. SIGHUP stays ignored if it is: whoever says nohup means it.
 /// Threads: call once, from main, before other threads start.
 void install_stop_signals();
+/// Tells whether this process ignores SIGHUP, as under nohup.
+bool hangup_is_ignored();
 /// Tells whether a stop signal has come, or `request_stop` was called.
 bool stop_requested();
 /// Returns the signal's number, 0 if none came.

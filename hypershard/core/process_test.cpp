@@ -239,6 +239,27 @@ TEST(ProcessTest, StopSignalSetsTheFlag) {
   EXPECT_EQ(child.captured_out(), "ready\nstopped by 15\n");
 }
 
+TEST(ProcessTest, HangupStopsUnlessItIsIgnored) {
+  for (const bool is_ignored : {false, true}) {
+    SpawnOptions options = worker("process_stopper");
+    if (is_ignored) {
+      options.argv = {
+          "/bin/sh", "-c", "trap '' HUP; exec " + program_path() + " --worker process_stopper"
+      };
+    }
+    ChildProcess child(options);
+    ASSERT_TRUE(eventually([&] { return child.captured_out() == "ready\n"; }));
+    child.signal(SIGHUP);
+    if (is_ignored) {
+      child.signal(SIGTERM);
+    }
+    EXPECT_TRUE(wait_within(child).is_success());
+    EXPECT_EQ(
+        child.captured_out(), is_ignored ? "ready\nstopped by 15\n" : "ready\nstopped by 1\n"
+    );
+  }
+}
+
 TEST(ProcessTest, SecondStopSignalEndsTheProcess) {
   SpawnOptions options = worker("process_stopper");
   options.argv.emplace_back("ignore");

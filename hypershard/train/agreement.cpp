@@ -4,9 +4,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <new>
+#include <sstream>
+#include <string_view>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include "hypershard/core/log.h"
 #include "hypershard/train/exit_code.h"
@@ -42,7 +47,50 @@ std::string text_from_rank(comm::Communicator& ranks, int root, const std::strin
   return std::string(data, data + length);
 }
 
+// What belongs to a host rather than to the job.
+bool may_differ(std::string_view setting) {
+  return setting.starts_with("run.threads ") || setting.starts_with("run.pin_cores ") ||
+         setting.starts_with("data.path ") || setting.starts_with("log.");
+}
+
+// Lists what all ranks must have alike in a resolved configuration: `model.dim = 64`.
+std::vector<std::string> job_settings(const std::string& toml) {
+  std::istringstream lines(toml);
+  std::vector<std::string> settings;
+  std::string section;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with('[')) {
+      section = line.substr(1, line.find(']') - 1);
+    } else if (const std::string setting = section + "." + line;
+               !line.empty() && !may_differ(setting)) {
+      settings.push_back(setting);
+    }
+  }
+  return settings;
+}
+
 }  // namespace
+
+LocalFailure failure_of(const std::exception& error) {
+  if (const auto* own = dynamic_cast<const Error*>(&error)) {
+    return {.failed = true, .code = own->code(), .text = user_text(*own)};
+  }
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch == nullptr ? error.what() : torch->what_without_backtrace();
+  const bool is_memory_short = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                               text.find("can't allocate memory") != std::string::npos;
+  if (!is_memory_short) {
+    return {.failed = true, .code = ErrorCode::kInternal, .text = text};
+  }
+  const char* hint =
+      "\n  hint: take a smaller model, fewer rows (batch.global_batch) or more micro-batches "
+      "(batch.accumulation); `hypershard explain` tells the memory of a rank";
+  return {
+      .failed = true,
+      .code = ErrorCode::kInvalidArgument,
+      .text = "memory is too short for this configuration: " + text + hint
+  };
+}
 
 LocalFailure catch_failure(const std::function<void()>& action) {
   try {
@@ -52,10 +100,8 @@ LocalFailure catch_failure(const std::function<void()>& action) {
     throw;
   } catch (const AgreedFailure&) {
     throw;
-  } catch (const Error& error) {
-    return {.failed = true, .code = error.code(), .text = user_text(error)};
   } catch (const std::exception& error) {
-    return {.failed = true, .code = ErrorCode::kInternal, .text = error.what()};
+    return failure_of(error);
   }
 }
 
@@ -77,6 +123,24 @@ void agree(comm::Communicator& ranks, const LocalFailure& failure) {
       static_cast<ErrorCode>(from_rank(ranks, root, static_cast<std::int64_t>(failure.code)));
   const std::string text = text_from_rank(ranks, root, failure.text);
   throw AgreedFailure(code, text);  // raw-throw: the text has rank and place already
+}
+
+void agree_on_config(comm::Communicator& ranks, const std::string& toml) {
+  const std::vector<std::string> theirs = job_settings(text_from_rank(ranks, 0, toml));
+  const std::vector<std::string> ours = job_settings(toml);
+  run_together(ranks, [&] {
+    const auto [our, their] = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end());
+    HS_CHECK(
+        our == ours.end() && their == theirs.end(),
+        "train: the configurations of ranks differ: rank ",
+        ranks.rank(),
+        " has ",
+        our == ours.end() ? "less" : *our,
+        ", rank 0 has ",
+        their == theirs.end() ? "less" : *their,
+        HS_HINT("give every rank the same file, the same --set and the same HS_* variables")
+    );
+  });
 }
 
 void run_together(comm::Communicator& ranks, const std::function<void()>& action) {

@@ -2,6 +2,7 @@
 // end all ranks alike, with one message, instead of leaving the others to wait for it.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -28,6 +29,10 @@ struct LocalFailure {
   std::string text;
 };
 
+/// Returns what an exception amounts to for the user. Too little memory counts as bad input: what
+/// was asked for does not fit.
+LocalFailure failure_of(const std::exception& error);
+
 /// Runs `action` and catches what it throws, but for communication errors: those cannot be agreed
 /// on and pass through.
 LocalFailure catch_failure(const std::function<void()>& action);
@@ -37,6 +42,13 @@ LocalFailure catch_failure(const std::function<void()>& action);
 /// Collective: all ranks of `ranks`.
 /// Errors: AgreedFailure; CommError.
 void agree(comm::Communicator& ranks, const LocalFailure& failure);
+
+/// Refuses ranks whose resolved configurations differ, but for what belongs to a host (threads,
+/// place of the data, logs). `toml` is RunConfigFile::to_toml() of this rank.
+///
+/// Collective: all ranks of `ranks`.
+/// Errors: as agree, InvalidArgument that names the first key that differs.
+void agree_on_config(comm::Communicator& ranks, const std::string& toml);
 
 /// Runs `action` on this rank and agrees on the outcome. `action` may hold collectives.
 /// Collective: all ranks of `ranks`.

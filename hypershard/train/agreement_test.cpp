@@ -2,6 +2,8 @@
 #include "hypershard/train/agreement.h"
 
 #include <atomic>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -80,6 +82,42 @@ TEST(AgreementTest, ForeignExceptionIsAnInternalError) {
   EXPECT_TRUE(failure.failed);
   EXPECT_EQ(failure.code, ErrorCode::kInternal);
   EXPECT_EQ(failure.text, "out of luck");
+}
+
+TEST(AgreementTest, ShortMemoryIsNoInternalError) {
+  const std::bad_alloc ours;
+  const std::runtime_error torch("DefaultCPUAllocator: can't allocate memory: 9 bytes");
+  for (const std::exception* error :
+       {static_cast<const std::exception*>(&ours), static_cast<const std::exception*>(&torch)}) {
+    const LocalFailure failure = failure_of(*error);
+    EXPECT_EQ(failure.code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(failure.text.find("memory is too short"), std::string::npos) << failure.text;
+    EXPECT_NE(failure.text.find("batch.global_batch"), std::string::npos) << failure.text;
+  }
+}
+
+TEST(AgreementTest, ConfigurationsMustBeAlike) {
+  const auto texts = failures([](comm::Communicator& ranks) {
+    const std::string seed = ranks.rank() == 2 ? "8" : "7";
+    agree_on_config(
+        ranks,
+        "[run]\nseed = " + seed + "\nthreads = " + std::to_string(ranks.rank()) +
+            "\n\n[model]\nseed = 7\n"
+    );
+  });
+  EXPECT_NE(texts[0].find("rank 2 has run.seed = 8, rank 0 has run.seed = 7"), std::string::npos)
+      << texts[0];
+  EXPECT_EQ(texts[1], texts[0]);
+}
+
+TEST(AgreementTest, WhatBelongsToAHostMayDiffer) {
+  const auto texts = failures([](comm::Communicator& ranks) {
+    const std::string own = std::to_string(ranks.rank());
+    agree_on_config(
+        ranks, "[run]\nthreads = " + own + "\n[data]\npath = " + own + "\n[log]\ntrace = " + own
+    );
+  });
+  EXPECT_EQ(texts, std::vector<std::string>(kRanks));
 }
 
 TEST(AgreementTest, CommunicationErrorCannotBeAgreedOn) {

@@ -15,6 +15,7 @@
 
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
+#include "hypershard/core/process.h"
 #include "hypershard/train/internal/rank_process.h"
 
 namespace hypershard::train {
@@ -32,7 +33,10 @@ class SignalQueue {
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGCHLD);
     for (const int signal : kStopSignals) {
-      sigaddset(&wanted, signal);
+      // A blocked signal is queued even if it is ignored, and nohup is there for it to be ignored.
+      if (signal != SIGHUP || !hangup_is_ignored()) {
+        sigaddset(&wanted, signal);
+      }
     }
     pthread_sigmask(SIG_BLOCK, &wanted, &former_);
     fd_ = ::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);

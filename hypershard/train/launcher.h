@@ -43,12 +43,12 @@ struct LaunchResult {
 /// Starts the ranks, passes their stderr on, and returns when all have ended.
 ///
 /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
-/// HS_JOB_NONCE. SIGINT, SIGTERM and SIGHUP go on to all ranks; the second one kills them. When a
-/// rank fails, the others may end by themselves for a while and are then killed. Ranks die with
-/// this process, whatever ends it. The exit code is that of the failure that came
-/// first, consequences (communication errors of the others) aside.
-/// Threads: one launch at a time, from the main thread; blocks signals of the caller meanwhile.
-/// Errors: IoError if a rank cannot be started (the others are ended first).
+/// HS_JOB_NONCE. SIGINT, SIGTERM and SIGHUP (unless it is ignored) go on to all ranks; the second
+/// one kills them. When a rank fails, the others may end by themselves for a while and are then
+/// killed. Ranks die with this process, whatever ends it. The exit code is that of the failure that
+/// came first, consequences (communication errors of the others) aside. Threads: one launch at a
+/// time, from the main thread; blocks signals of the caller meanwhile. Errors: IoError if a rank
+/// cannot be started (the others are ended first).
 LaunchResult launch_ranks(const LaunchOptions& options);
 
 }  // namespace hypershard::train

@@ -176,6 +176,22 @@ TEST_F(LauncherTest, InterruptReachesEveryRankOnce) {
   EXPECT_EQ(content("seen1"), "stop\n");
 }
 
+TEST_F(LauncherTest, HangupThatIsIgnoredReachesNoRank) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  std::thread sender([this] {
+    while (!fs::exists(folder_ / "ready")) {
+      ::usleep(10'000);
+    }
+    ::kill(::getpid(), SIGHUP);
+  });
+  const LaunchResult result = launch_ranks(shell(1, "touch $FOLDER/ready; sleep 0.3"));
+  sender.join();
+  std::signal(SIGHUP, before);
+  EXPECT_EQ(result.exit_code, kExitOk);
+  ASSERT_EQ(result.ends.size(), 1U);
+  EXPECT_EQ(result.ends[0].signal, 0);
+}
+
 TEST_F(LauncherTest, ProgramThatDoesNotExistIsAnIoError) {
   LaunchOptions options;
   options.command = {"/nonexistent/program"};

@@ -41,8 +41,19 @@ std::optional<std::int64_t> read_bytes(const nlohmann::json& object, const char*
                                                    : std::optional(found->get<std::int64_t>());
 }
 
-std::int64_t step_of(std::string_view line) {
-  return parse_metrics(line).step;
+std::int64_t step_of(std::string_view line, const std::string& path) {
+  try {
+    return parse_metrics(line).step;
+  } catch (const InvalidArgument& error) {
+    HS_FAIL(
+        InvalidArgument,
+        error.what_brief(),
+        " (in '",
+        path,
+        "')",
+        HS_HINT("mend the line, or move the file away: the run then goes on in a new one")
+    );
+  }
 }
 
 [[noreturn]] void fail(const std::string& path, const char* what, int error_number) {
@@ -171,7 +182,7 @@ void MetricsWriter::cut_after(std::int64_t steps_done) {
       const std::size_t end = text.find('\n', keep);
       // A line without an end is what a crash or a full disk left.
       if (end == std::string::npos ||
-          step_of(std::string_view(text).substr(keep, end - keep)) > steps_done) {
+          step_of(std::string_view(text).substr(keep, end - keep), path_) > steps_done) {
         break;
       }
       keep = end + 1;

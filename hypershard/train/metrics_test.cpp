@@ -102,6 +102,19 @@ TEST_F(MetricsTest, ResumedRunCutsOffLaterAndTornLines) {
   EXPECT_EQ(content(), one + two + to_json({.step = 3, .loss = 8}) + "\n");
 }
 
+TEST_F(MetricsTest, ForeignLineOfAResumedRunIsNamedWithItsFile) {
+  std::ofstream(path()) << "nonsense\n";
+  try {
+    MetricsWriter writer(path(), 2);
+    FAIL() << "no error";
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("'nonsense'"), std::string::npos) << text;
+    EXPECT_NE(text.find(path()), std::string::npos) << text;
+    EXPECT_NE(text.find("move the file away"), std::string::npos) << text;
+  }
+}
+
 TEST_F(MetricsTest, LineIsInTheFileWhenWriteReturns) {
   MetricsWriter writer(path(), 0);
   writer.write({.step = 1});

@@ -186,7 +186,9 @@ void bind_parallel(Schema& schema, ParallelSection& parallel) {
       .bind(
           "timeout_s",
           &parallel.timeout_s,
-          {.min = 0, .doc = "Seconds a collective waits for its peers; 0 takes HS_TIMEOUT_S."}
+          {.min = 0,
+           .max = 31536000,  // a year, as for HS_TIMEOUT_S; clocks in nanoseconds hold it
+           .doc = "Seconds a collective waits for its peers; 0 takes HS_TIMEOUT_S."}
       );
 }
 
@@ -285,9 +287,16 @@ void bind_batch(Schema& schema, BatchSection& batch) {
       .bind(
           "global_batch",
           &batch.global_batch,
-          {.min = 1, .doc = "Rows of a step, over all ranks and micro-batches."}
+          // With the largest sequence, 2^56 tokens: no product of sizes overflows.
+          {.min = 1,
+           .max = std::int64_t{1} << 32,
+           .doc = "Rows of a step, over all ranks and micro-batches."}
       )
-      .bind("accumulation", &batch.accumulation, {.min = 1, .doc = "Micro-batches of a step."})
+      .bind(
+          "accumulation",
+          &batch.accumulation,
+          {.min = 1, .max = std::int64_t{1} << 32, .doc = "Micro-batches of a step."}
+      )
       .bind_choice(
           "sync",
           &batch.sync,
@@ -351,14 +360,23 @@ void bind_rest(Schema& schema, RunConfig& config) {
       .bind(
           "trace_first_step",
           &config.log.trace_first_step,
-          {.min = 1, .doc = "First step that is traced, counted from the start of this process."}
+          {.min = 1,
+           .max = std::int64_t{1} << 32,
+           .doc = "First step that is traced, counted from the start of this process."}
       )
+<<<<<<< HEAD
       .bind("trace_steps", &config.log.trace_steps, {.min = 1, .doc = "Steps that are traced."})
       .bind(
           "profile",
           &config.log.profile,
           {.doc = "Print where the time of the traced steps and the memory went, by part and by "
                   "module."}
+=======
+      .bind(
+          "trace_steps",
+          &config.log.trace_steps,
+          {.min = 1, .max = std::int64_t{1} << 32, .doc = "Steps that are traced."}
+>>>>>>> 6d8aa6ba63fcbca0110f2cf40f895c322ccbbf54
       );
 }
 
@@ -404,6 +422,7 @@ RunConfigFile::RunConfigFile() {
 void RunConfigFile::add_checks() {
   schema_.add_check([this](ConfigProblems& problems) {
     internal::check_model(config_, problems);
+    internal::check_text(config_, problems);
     internal::check_schedule(config_, problems);
     internal::check_world(config_, world_size_, problems);
   });

@@ -146,6 +146,34 @@ TEST(RunConfigTest, EveryProblemIsListedAtOnce) {
   );
 }
 
+TEST(RunConfigTest, SizesThatWouldOverflowAreRefused) {
+  expect_problem(
+      problem_of(kSmallest, {"batch.global_batch=9223372036854775806"}),
+      {"batch.global_batch", "at most"}
+  );
+  expect_problem(
+      problem_of(kSmallest, {"batch.accumulation=9223372036854775806"}),
+      {"batch.accumulation", "at most"}
+  );
+  expect_problem(
+      problem_of(kSmallest, {"log.trace_steps=9223372036854775807"}), {"log.trace_steps"}
+  );
+  expect_problem(
+      problem_of(kSmallest, {"parallel.timeout_s=1e300"}), {"parallel.timeout_s", "31536000"}
+  );
+}
+
+TEST(RunConfigTest, BadPatternOfUnitsIsNamedWithItsKey) {
+  expect_problem(
+      problem_of(kSmallest, {"parallel.units=[\"blocks.[\"]"}),
+      {"parallel.units", "blocks.[", "never closed"}
+  );
+}
+
+TEST(RunConfigTest, EmptyDataPathIsNamed) {
+  expect_problem(problem_of(kSmallest, {"data.path="}), {"data.path", "empty"});
+}
+
 TEST(RunConfigTest, InnerSyncNeedsReplicas) {
   expect_problem(problem_of(kSmallest, {"batch.sync=inner"}, 2), {"batch.sync", "replicate"});
 }

@@ -42,6 +42,19 @@ bool is_checkpoint(const fs::path& path) {
          fs::is_directory(path);
 }
 
+// Returns a checkpoint of a folder whose `latest` is gone, or nothing.
+std::string any_checkpoint(const std::string& folder) {
+  std::error_code error;
+  std::string newest;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string path = entry.path().string();
+    if (is_checkpoint(entry.path()) && path > newest) {
+      newest = path;
+    }
+  }
+  return newest;
+}
+
 void remove_tree(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
@@ -130,7 +143,10 @@ void write_text_file(const std::string& path, const std::string& text) {
     file << text;
     file.close();
     if (!file) {
-      HS_FAIL(IoError, "train: cannot write '", beside, "': ", errno_text(errno));
+      const int error = errno;
+      std::error_code absent;
+      fs::remove(beside, absent);  // what is torn would be foreign to the next run in this folder
+      HS_FAIL(IoError, "train: cannot write '", path, "': ", errno_text(error));
     }
   }
   std::error_code error;
@@ -171,6 +187,14 @@ ResumePoint find_resume_point(const std::string& given) {
   }
   const RunFolder folder(path.string());
   const std::string newest = folder.newest_checkpoint();
+  const std::string unnamed = newest.empty() ? any_checkpoint(folder.checkpoint_dir()) : "";
+  HS_CHECK(
+      unnamed.empty(),
+      "train.resume: '",
+      folder.checkpoint_dir(),
+      "' holds checkpoints but no file 'latest' that names the newest",
+      HS_HINT("name one, such as ", unnamed)
+  );
   HS_CHECK(
       !newest.empty(),
       "train.resume: '",

@@ -90,5 +90,19 @@ TEST_F(RunFolderTest, RunWithoutCheckpointCannotBeResumed) {
   EXPECT_THROW(find_resume_point((base_ / "absent").string()), InvalidArgument);
 }
 
+TEST_F(RunFolderTest, CheckpointsWithoutLatestAreNamed) {
+  touch("config.toml");
+  touch("checkpoints/step-00000002/weights");
+  touch("checkpoints/step-00000010/weights");
+  try {
+    find_resume_point(run_path());
+    FAIL() << "no error";
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("no file 'latest'"), std::string::npos) << text;
+    EXPECT_NE(text.find("step-00000010"), std::string::npos) << text;
+  }
+}
+
 }  // namespace
 }  // namespace hypershard::train

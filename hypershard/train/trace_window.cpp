@@ -1,15 +1,39 @@
 // Why: see trace_window.h.
 #include "hypershard/train/trace_window.h"
 
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
+#include <unistd.h>
 #include <vector>
 
+#include "hypershard/core/error.h"
 #include "hypershard/core/log.h"
 #include "hypershard/core/trace.h"
 
 namespace hypershard::train {
 namespace fs = std::filesystem;
+
+namespace {
+
+// A trace is written when the run is over: too late to hear that it cannot be.
+void check_folder(const std::string& path) {
+  const fs::path parent = fs::absolute(path).parent_path();
+  if (::access(parent.c_str(), W_OK) != 0) {
+    HS_FAIL(
+        IoError,
+        "trace: cannot write '",
+        path,
+        "': folder '",
+        parent.string(),
+        "': ",
+        errno_text(errno),
+        HS_HINT("choose another file with --trace or log.trace")
+    );
+  }
+}
+
+}  // namespace
 
 TraceWindow::TraceWindow(const LogSection& log, const comm::World& world)
     : path_(
@@ -18,7 +42,9 @@ TraceWindow::TraceWindow(const LogSection& log, const comm::World& world)
       first_step_(log.trace_first_step),
       last_step_(log.trace_first_step + log.trace_steps - 1),
       rank_(world.rank()),
-      world_size_(world.size()) {}
+      world_size_(world.size()) {
+  check_folder(path_);
+}
 
 void TraceWindow::begin_step(std::int64_t step) {
   if (step == first_step_) {

@@ -12,6 +12,7 @@ namespace hypershard::train {
 /// Records some steps on every rank and joins the ranks' traces in one file.
 class TraceWindow {
  public:
+  /// Errors: IoError if the file's folder cannot be written to.
   TraceWindow(const LogSection& log, const comm::World& world);
 
   /// Starts recording if the step, counted from 1 in this process, is the first of the window.

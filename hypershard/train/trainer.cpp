@@ -114,6 +114,7 @@ void Trainer::set_up() {
   comm::Communicator& everyone = *world_->world_communicator();
   process_bytes_ = resident_bytes();
   set_up_process(config(), comm::launch_info(*world_).local_world_size);
+  agree_on_config(everyone, request_.config->to_toml());
   run_on_first(everyone, [&] { folder_.check(request_.folder_policy); });
   TrainingData data;
   run_together(everyone, [&] { data = open_data(config(), world_->size()); });
@@ -122,7 +123,13 @@ void Trainer::set_up() {
   run_on_first(everyone, [&] { open_folder(); });
   comm_meter_.emplace(session_->sharded(), everyone);
   measure_peak();
+<<<<<<< HEAD
   start_trace_window();
+=======
+  if (!config().log.trace.empty()) {
+    run_together(everyone, [&] { trace_.emplace(config().log, *world_); });
+  }
+>>>>>>> 6d8aa6ba63fcbca0110f2cf40f895c322ccbbf54
   run_on_first(everyone, [&] { announce(); });
 }
 
@@ -149,6 +156,16 @@ void Trainer::load_or_initialize() {
   }
   const checkpoint::TrainState state = checkpoint::load(
       request_.checkpoint, session_->sharded(), &session_->optimizer(), session_->mesh()
+  );
+  HS_CHECK(
+      state.step <= config().schedule.steps,
+      "train.resume: '",
+      request_.checkpoint,
+      "' was written after step ",
+      state.step,
+      ", beyond schedule.steps = ",
+      config().schedule.steps,
+      HS_HINT("raise schedule.steps, or go on from an earlier checkpoint")
   );
   step_ = first_step_ = saved_step_ = state.step;
 }

@@ -44,6 +44,36 @@ class FaultsTest(program.ProgramTest):
         os.kill(process.pid, signal.SIGTERM)
         self.assertEqual(self.finish(process).code, 130)
 
+    def test_hangup_leaves_a_run_under_nohup_alone(self):
+        run = self.new_run()
+        config = self.write_config(program.TINY_CONFIG, run)
+        process = self.start_command(
+            ["nohup", *self.command("train", config, "--ranks", 2, *LONG)])
+        self.wait_for_step(run, 2, process)
+        os.kill(process.pid, signal.SIGHUP)
+        self.wait_for_step(run, metrics(run)[-1]["step"] + 20, process)
+        interrupt(process)
+        self.assertEqual(self.finish(process).code, 130)
+
+    def test_hangup_counts_as_an_interrupt(self):
+        run = self.new_run()
+        process = self.start_program(
+            "train", self.write_config(program.TINY_CONFIG, run), "--ranks", 2, *LONG)
+        self.wait_for_step(run, 2, process)
+        os.kill(process.pid, signal.SIGHUP)
+        result = self.finish(process)
+        self.assertEqual(result.code, 130, result)
+        self.assertIn("stopped after step", result.out)
+
+    def test_memory_that_does_not_suffice_is_no_internal_error(self):
+        for sets in (("batch.global_batch=4294967296",),
+                     ("model.dim=1048576", "parallel.share=off")):
+            with self.subTest(sets):
+                options = [item for each in sets for item in ("--set", each)]
+                result, _ = self.train("--ranks", 2, *options)
+                self.assert_fails(result, 2, "memory is too short", "batch.global_batch")
+                self.assertNotIn("frame #", result.err)
+
     def check_killed_rank(self, *sets):
         run = self.new_run()
         process = self.start_program(

@@ -1,6 +1,7 @@
 """Bad input: refused before anything is started, with the place and a way out."""
 
 import os
+import socket
 import unittest
 
 import program
@@ -82,6 +83,18 @@ class InputTest(program.ProgramTest):
         result, _ = self.train("--ranks", 2, env={"HS_SHRAE": "off"})
         self.assertEqual(result.code, 0, result)
         self.assertIn("HS_SHRAE", result.err)
+
+    def test_ranks_must_have_one_configuration(self):
+        config = self.write_config(TINY_CONFIG, self.new_run())
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        ranks = [self.start_program("train", config, env={
+            "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "HS_SEED": str(5 + rank)}) for rank in range(2)]
+        results = [self.finish(rank) for rank in ranks]
+        self.assert_fails(results[0], 2, "rank 1 has run.seed = 6, rank 0 has run.seed = 5")
+        self.assertEqual(results[1].code, 2, results[1])
 
     def test_ranks_option_must_agree_with_the_launcher(self):
         result, _ = self.train("--ranks", 2, env={"RANK": "0", "WORLD_SIZE": "3"})

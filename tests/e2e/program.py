@@ -142,8 +142,11 @@ class ProgramTest(unittest.TestCase):
         return self.run_command(self.command(*args), env)
 
     def start_program(self, *args, env=None):
+        return self.start_command(self.command(*args), env)
+
+    def start_command(self, command, env=None):
         """Starts it as a shell would: in a process group of its own."""
-        return subprocess.Popen(self.command(*args), stdout=subprocess.PIPE,
+        return subprocess.Popen(command, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env=self.environment(env),
                                 cwd=self.folder, start_new_session=True)
 

@@ -184,6 +184,21 @@ class ResumeTest(program.ProgramTest):
         self.assertEqual(result.code, 0, result)
         self.assertEqual(metrics(run), before)
 
+    def test_schedule_that_ends_before_the_checkpoint_is_refused(self):
+        _, run = self.train_well()
+        before = metrics(run)
+        result = self.run_program("train", "--resume", run, "--set", "schedule.steps=3")
+        self.assert_fails(result, 2, "after step 6", "schedule.steps = 3")
+        self.assertEqual(metrics(run), before)
+
+    def test_run_folder_of_any_name_is_resumed_in_place(self):
+        run = self.new_run() + " \"odd\" \\ 'é'"
+        path = self.write_config(program.TINY_CONFIG.replace('dir = "{run}"', ""), run)
+        self.assertEqual(self.run_program("train", path, "--set", f"run.dir={run}").code, 0)
+        result = self.run_program("train", "--resume", run, "--set", "schedule.steps=8")
+        self.assertEqual(result.code, 0, result)
+        self.assertEqual([line["step"] for line in metrics(run)], list(range(1, 9)))
+
     def test_longer_schedule_goes_on(self):
         _, run = self.train_well("--set", "schedule.decay=constant")
         result = self.run_program("train", "--resume", run, "--set", "schedule.steps=8")

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <future>
+#include <memory>
 #include <optional>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -35,6 +38,13 @@ using StorePtr = c10::intrusive_ptr<::c10d::Store>;
 constexpr double kFarewellS = 5;
 // The same for ranks that want to read why the job fails.
 constexpr double kFailureFarewellS = 2;
+// How long a rank waits for the others to join before it looks whether one of them gave up, and how
+// long the store of a rank that gives up stays for that.
+constexpr double kMeetSliceS = 0.25;
+constexpr double kGaveUpFarewellS = 1;
+// How much longer than the other ranks may take the store itself may: above the farewell.
+constexpr double kAnswerS = 3;
+constexpr const char* kGaveUpKey = "gave_up";
 constexpr auto kPauseBeforeRetry = std::chrono::milliseconds(50);
 constexpr char kSeparator = '\x1f';
 
@@ -163,12 +173,35 @@ void tell_identity(Membership& member) {
   }
 }
 
+// Waits for what all ranks tell. Returns false if that takes too long, or another rank says that it
+// took too long for it: the ranks' clocks start one after another, and the first to give up may
+// take the store along.
+bool wait_for_all(const Membership& member, const std::vector<std::string>& keys) {
+  const Stopwatch stopwatch;
+  while (stopwatch.elapsed_s() < member.timeout_s) {
+    const double left_s = member.timeout_s - stopwatch.elapsed_s();
+    try {
+      member.store->wait(keys, to_ms(std::max(1e-3, std::min(left_s, kMeetSliceS))));
+      return true;
+    } catch (const std::exception&) {
+      if (member.store->check({kGaveUpKey})) {  // throws if the store is gone
+        return false;
+      }
+    }
+  }
+  return false;
+}
+
 [[noreturn]] void fail_missing(const Membership& member, const std::vector<std::string>& keys) {
   std::vector<int> missing;
   for (int rank = 0; rank < member.info.world_size; ++rank) {
     if (!member.store->check({keys[static_cast<std::size_t>(rank)]})) {
       missing.push_back(rank);
     }
+  }
+  member.store->set(kGaveUpKey, to_bytes("1"));
+  if (member.hosts_store) {
+    std::this_thread::sleep_for(to_ms(kGaveUpFarewellS));
   }
   HS_FAIL(
       CommError,
@@ -189,9 +222,7 @@ void meet(Membership& member) {
     keys.push_back("host/" + std::to_string(rank));
   }
   keys.emplace_back("nonce");
-  try {
-    member.store->wait(keys, to_ms(member.timeout_s));
-  } catch (const std::exception&) {
+  if (!wait_for_all(member, keys)) {
     fail_missing(member, keys);
   }
   std::vector<std::vector<std::uint8_t>> values = member.store->multiGet(keys);
@@ -211,29 +242,71 @@ HealthOptions health_options(const LaunchInfo& info) {
   return options;
 }
 
-// Goes through the store once; returns why it must be tried again, or nothing.
-std::optional<std::string> try_to_enter(Membership& member) {
+// Says who and where this rank is, and waits until all ranks have.
+void talk_to_store(Membership& member) {
   const LaunchInfo& info = member.info;
-  const internal::QuietStore quiet;
   const auto connect = [&] {
     return c10::make_intrusive<::c10d::PrefixStore>(
         "hypershard/" + std::to_string(info.restart_count),
         connect_store(info, member.timeout_s, std::nullopt)
     );
   };
+  member.store = connect();
+  check_job(member);
+  // A connection of its own: one that hangs must not hold up the others.
+  member.health = std::make_shared<Health>(connect(), health_options(info));
+  tell_identity(member);
+  meet(member);
+}
+
+// Most calls of the store have no timeout, and a store whose rank is stopped still accepts
+// connections. So a thread of its own makes them here, which is left behind if it hangs.
+void talk_within_timeout(const std::shared_ptr<Membership>& member) {
+  std::packaged_task<void()> task([member] {
+    const internal::QuietStore quiet;
+    talk_to_store(*member);
+  });
+  std::future<void> done = task.get_future();
+  std::thread thread(std::move(task));
+  const double limit_s = member->timeout_s + kAnswerS;
+  if (done.wait_for(to_ms(limit_s)) == std::future_status::timeout) {
+    thread.detach();
+    const LaunchInfo& info = member->info;
+    HS_FAIL(
+        CommError,
+        "comm.world: the job's store at ",
+        info.master_addr,
+        ":",
+        info.master_port,
+        " accepts connections but has not answered for ",
+        limit_s,
+        " s",
+        HS_HINT(
+            info.store_is_served ? "is the launcher's agent stopped?"
+                                 : "is rank 0, which hosts it, stopped? Or has another program the "
+                                   "port? Then set MASTER_PORT to a free one"
+        )
+    );
+  }
+  thread.join();
+  done.get();
+}
+
+// Goes through the store once; returns why it must be tried again, or nothing.
+std::optional<std::string> try_to_enter(const std::shared_ptr<Membership>& member) {
+  const LaunchInfo& info = member->info;
+  const internal::QuietStore quiet;
   try {
-    if (member.hosts_store) {
-      const int fd = internal::listen_on(info.master_addr, info.master_port);
-      member.server = connect_store(info, member.timeout_s, fd);
-    } else {
-      internal::wait_until_reachable(info.master_addr, info.master_port, member.timeout_s);
+    std::optional<int> fd;
+    if (member->hosts_store) {
+      fd = internal::listen_on(info.master_addr, info.master_port);
     }
-    member.store = connect();
-    check_job(member);
-    // A connection of its own: one that hangs must not hold up the others.
-    member.health = std::make_shared<Health>(connect(), health_options(info));
-    tell_identity(member);
-    meet(member);
+    // Rank 0 goes through the address as well: what is wrong with it is said in our words.
+    internal::wait_until_reachable(info.master_addr, info.master_port, member->timeout_s);
+    if (member->hosts_store) {
+      member->server = connect_store(info, member->timeout_s, fd);
+    }
+    talk_within_timeout(member);
   } catch (const c10::Error& error) {
     return internal::backend_text(error);
   }
@@ -241,22 +314,22 @@ std::optional<std::string> try_to_enter(Membership& member) {
 }
 
 Membership enter(const LaunchInfo& info, const WorldOptions& options) {
-  Membership member;
-  member.info = info;
-  member.timeout_s = options.timeout_s > 0
-                         ? options.timeout_s
-                         : static_cast<double>(env::get_duration_ms("HS_TIMEOUT_S")) * 1e-3;
-  member.backend = backend_of(options.backend);
+  const auto member = std::make_shared<Membership>();
+  member->info = info;
+  member->timeout_s = options.timeout_s > 0
+                          ? options.timeout_s
+                          : static_cast<double>(env::get_duration_ms("HS_TIMEOUT_S")) * 1e-3;
+  member->backend = backend_of(options.backend);
   if (info.world_size == 1) {
-    member.identities = {own_identity()};
-    member.nonce = internal::random_nonce();
-    return member;
+    member->identities = {own_identity()};
+    member->nonce = internal::random_nonce();
+    return *member;
   }
-  member.hosts_store = info.rank == 0 && !info.store_is_served;
+  member->hosts_store = info.rank == 0 && !info.store_is_served;
   const Stopwatch stopwatch;
   // A rank that is early may meet the store of the job before, which is about to close.
   while (const auto why = try_to_enter(member)) {
-    if (member.hosts_store || stopwatch.elapsed_s() >= member.timeout_s) {
+    if (member->hosts_store || stopwatch.elapsed_s() >= member->timeout_s) {
       HS_FAIL(
           CommError,
           "comm.world: the job's store at ",
@@ -269,10 +342,10 @@ Membership enter(const LaunchInfo& info, const WorldOptions& options) {
           *why
       );
     }
-    member.health.reset();
+    member->health.reset();
     std::this_thread::sleep_for(kPauseBeforeRetry);
   }
-  return member;
+  return *member;
 }
 
 class ProcessWorld : public World {

@@ -375,6 +375,37 @@ TEST(JoinWorldTest, NamesTheAddressNobodyServes) {
   EXPECT_NE(text.find("Connection refused"), std::string::npos) << text;
 }
 
+// As a stopped rank 0 does: the kernel accepts, and nobody answers.
+TEST(JoinWorldTest, GivesUpOnAStoreThatDoesNotAnswer) {
+  const int port = free_loopback_port();
+  const int fd = internal::listen_on("127.0.0.1", port);
+  const std::string text = join_text(two_ranks(1, port), 0.5);
+  EXPECT_NE(text.find("accepts connections but has not answered"), std::string::npos) << text;
+  EXPECT_NE(text.find("is rank 0, which hosts it, stopped?"), std::string::npos) << text;
+  ::close(fd);
+}
+
+TEST(JoinWorldTest, NamesAnAddressThatRankZeroDoesNotHave) {
+  LaunchInfo info = two_ranks(0, free_loopback_port());
+  info.master_addr = "no-such-host.invalid";
+  const std::string text = join_text(info, 0.5);
+  EXPECT_NE(text.find("no-such-host.invalid"), std::string::npos) << text;
+  EXPECT_NE(text.find("nobody serves the job's store"), std::string::npos) << text;
+}
+
+TEST(JoinWorldTest, AllRanksLearnWhoDoesNotCome) {
+  LaunchInfo first = two_ranks(0, free_loopback_port());
+  first.world_size = 3;
+  LaunchInfo second = first;
+  second.rank = 1;
+  std::string host_text;
+  std::thread host([&] { host_text = join_text(first, 1); });
+  const std::string text = join_text(second, 20);  // its own patience is longer
+  host.join();
+  EXPECT_NE(host_text.find("ranks [2] of 3 did not join"), std::string::npos) << host_text;
+  EXPECT_NE(text.find("ranks [2] of 3 did not join"), std::string::npos) << text;
+}
+
 TEST(JoinWorldTest, NamesAPortThatIsTaken) {
   const int port = free_loopback_port();
   const int fd = internal::listen_on("127.0.0.1", port);

@@ -106,8 +106,6 @@ std::string expected_text(const ConfigEntry& entry);
 std::string limit_problem(const ConfigEntry& entry, const ConfigValue& value);
 /// Writes a value as TOML.
 std::string toml_text(const ConfigValue& value);
-/// Quotes a string as TOML does.
-std::string toml_quoted(std::string_view text);
 
 /// Reads a whole TOML text into `given` and `problems`.
 void read_config_text(SchemaState& schema, std::string_view text);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "hypershard/core/error.h"
+#include "hypershard/core/glob.h"
 
 namespace hypershard::train {
 namespace internal {
@@ -98,6 +99,20 @@ void check_model(const RunConfig& config, ConfigProblems& problems) {
             " (expected a divisor)"
         )
     );
+  }
+}
+
+void check_text(const RunConfig& config, ConfigProblems& problems) {
+  // What a shell leaves of an unset variable: --set data.path=$DATA.
+  if (config.data.path.empty()) {
+    problems.add("data.path", "is empty (expected the folder that `hypershard data text` wrote)");
+  }
+  for (const std::string& pattern : config.parallel.units) {
+    try {
+      const Glob glob(pattern);
+    } catch (const InvalidArgument& error) {
+      problems.add("parallel.units", error.what_brief());
+    }
   }
 }
 

@@ -9,6 +9,8 @@ namespace hypershard::train::internal {
 
 /// Heads divide the width, and so on.
 void check_model(const RunConfig& config, ConfigProblems& problems);
+/// Paths are named and patterns are well formed.
+void check_text(const RunConfig& config, ConfigProblems& problems);
 /// Warm-up ends before the run does; optimizer values fit each other.
 void check_schedule(const RunConfig& config, ConfigProblems& problems);
 /// The mesh and the batch fit the number of ranks; 0 ranks: not known yet.
