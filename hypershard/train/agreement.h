@@ -25,7 +25,7 @@ class AgreedFailure : public std::runtime_error {
 struct LocalFailure {
   bool failed = false;
   ErrorCode code = ErrorCode::kInternal;
-  std::string text;
+  std::string text = {};
 };
 
 /// Runs `action` and catches what it throws, but for communication errors: those cannot be agreed
