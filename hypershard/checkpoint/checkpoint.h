@@ -18,7 +18,7 @@ namespace hypershard::checkpoint {
 struct TrainState {
   std::int64_t step = 0;  ///< optimizer steps done
   std::uint64_t seed = 0;
-  std::string config_toml;  ///< the resolved configuration
+  std::string config_toml = {};  ///< the resolved configuration
 };
 
 /// NOTE [checkpoint format]

@@ -28,7 +28,7 @@ struct PrepareOptions {
   std::int64_t vocab_size = 4096;  ///< of a SentencePiece vocabulary, trained on the train split
 
   /// Documents to hold out, each by name, title or shell pattern; see choose_holdout.
-  std::vector<std::string> holdout;
+  std::vector<std::string> holdout = {};
   /// Used if `holdout` is empty: the share of documents to hold out, chosen by `seed`, rounded up.
   /// 0 holds out nothing, and then there is no validation split.
   double holdout_fraction = 0.1;

@@ -76,7 +76,7 @@ class TokenFile {
 struct TokenWriterOptions {
   std::string tokenizer_name;
   std::int64_t vocab_size = 0;
-  std::optional<Token> separator;  ///< written behind every document, if any
+  std::optional<Token> separator = {};  ///< written behind every document, if any
 };
 
 /// Makes the writer's options from a tokenizer; documents are separated by its end-of-text id.

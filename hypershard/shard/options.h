@@ -21,15 +21,16 @@ namespace hypershard::shard {
 /// Unset: storage and compute are the parameter's own dtype; update is fp32, or fp64 for an fp64
 /// parameter (never a half type by inheritance); reduce is the wider of compute and fp32.
 struct MixedPrecision {
-  std::optional<c10::ScalarType>
-      storage;  ///< sharded runtime parameters: what is kept and gathered
-  std::optional<c10::ScalarType> compute;  ///< unsharded runtime parameters: what kernels read
-  std::optional<c10::ScalarType>
-      reduce;  ///< unsharded gradients: what is written and summed over ranks
-  std::optional<c10::ScalarType>
-      update;  ///< update parameters, their gradients and optimizer state
-  std::optional<c10::ScalarType>
-      output;               ///< floating results of the root's forward; unset = left alone
+  /// Sharded runtime parameters: what is kept and gathered.
+  std::optional<c10::ScalarType> storage = {};
+  /// Unsharded runtime parameters: what kernels read.
+  std::optional<c10::ScalarType> compute = {};
+  /// Unsharded gradients: what is written and summed over ranks.
+  std::optional<c10::ScalarType> reduce = {};
+  /// Update parameters, their gradients and optimizer state.
+  std::optional<c10::ScalarType> update = {};
+  /// Floating results of the root's forward; unset: left alone.
+  std::optional<c10::ScalarType> output = {};
   bool cast_inputs = true;  ///< cast floating inputs of each unit to `compute` if that is set
 };
 
@@ -58,18 +59,18 @@ enum class InitialValues : std::uint8_t {
 struct FullyShardOptions {
   layout::Strategy strategy = layout::Strategy::kZero3;
   /// States the three layouts instead of `strategy`.
-  std::optional<layout::PlaneLayouts> layouts;
+  std::optional<layout::PlaneLayouts> layouts = {};
   /// Globs over module paths (`blocks.*`); each match becomes a unit. Parameters of no unit belong
   /// to the root unit. A glob that matches no module is an error.
-  std::vector<std::string> units;
+  std::vector<std::string> units = {};
   /// Globs over parameter paths that stay plain, replicated tensors, left to the caller.
-  std::vector<std::string> ignored;
+  std::vector<std::string> ignored = {};
   /// Names the update family of a parameter; parameters of one family share update tensors, so that
   /// an optimizer can treat families differently. Unset: `decay` for two dimensions and more, else
   /// `no_decay`.
   std::function<std::string(std::string_view path, std::span<const std::int64_t> shape)>
-      update_family;
-  MixedPrecision precision;
+      update_family = {};
+  MixedPrecision precision = {};
   /// Frees a unit's unsharded parameters between its forward and its backward. The root unit stays
   /// unsharded in any case.
   bool reshard_after_forward = true;

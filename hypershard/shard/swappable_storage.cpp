@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <torch/version.h>
 
 namespace hypershard::shard {
 
@@ -14,6 +15,21 @@ namespace {
 void make_unreadable(c10::StorageImpl* storage, const std::string& message) {
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+// torch 2.11 can make a storage unreadable but not readable again. An explicit instantiation may
+// name the private flag; what depends on the flag is refreshed when the pointer is set after this.
+void make_readable(c10::StorageImpl* storage);
+template <bool c10::StorageImpl::*kUnreadable>
+struct ReadableAgain {
+  friend void make_readable(c10::StorageImpl* storage) { storage->*kUnreadable = false; }
+};
+template struct ReadableAgain<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+#else
+void make_readable(c10::StorageImpl* storage) {
+  storage->clear_data_ptr_access_error_msg_();
+}
+#endif
 
 }  // namespace
 
@@ -32,7 +48,7 @@ SwappableStorage::SwappableStorage(std::int64_t bytes, c10::Device device, std::
 
 void SwappableStorage::attach(void* data) {
   c10::StorageImpl* storage = storage_.unsafeGetStorageImpl();
-  storage->clear_data_ptr_access_error_msg_();
+  make_readable(storage);
   storage->set_data_ptr_noswap(c10::DataPtr(data, device_));
   attached_ = true;
 }

@@ -15,7 +15,7 @@ namespace hypershard::testing {
 struct PlannedSignal {
   int rank = 0;
   int signal = 9;
-  std::string after_output;  ///< sent once the rank has written this to stdout; "": at once
+  std::string after_output = {};  ///< sent once the rank has written this to stdout; "": at once
 };
 
 /// What the processes get and how long they may take.

@@ -26,7 +26,7 @@ class AgreedFailure : public std::runtime_error {
 struct LocalFailure {
   bool failed = false;
   ErrorCode code = ErrorCode::kInternal;
-  std::string text;
+  std::string text = {};
 };
 
 /// Returns what an exception amounts to for the user. Too little memory counts as bad input: what

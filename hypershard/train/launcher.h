@@ -15,7 +15,7 @@ struct LaunchOptions {
   int num_ranks = 1;
   std::vector<std::string> command;  ///< program (a path) and arguments, the same for every rank
   /// Added to the environment of every rank.
-  std::vector<std::pair<std::string, std::string>> environment;
+  std::vector<std::pair<std::string, std::string>> environment = {};
   bool pin_cores = true;  ///< give each rank cores of its own if there are enough
   /// Where what ranks write to stderr is kept as well, from when its folder exists; empty: nowhere.
   std::string log_path = {};

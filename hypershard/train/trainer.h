@@ -13,7 +13,7 @@ namespace hypershard::train {
 struct TrainRequest {
   const RunConfigFile* config = nullptr;
   FolderPolicy folder_policy = FolderPolicy::kRefuse;
-  std::string checkpoint;  ///< to go on from; empty: from the start
+  std::string checkpoint = {};  ///< to go on from; empty: from the start
 };
 
 /// Joins the job, trains, and leaves it in order.

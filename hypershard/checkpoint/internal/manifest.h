@@ -39,7 +39,7 @@ struct SavedFile {
   Holds holds = Holds::kWeights;
   int rank = 0;  ///< that wrote it
   std::uint64_t size_bytes = 0;
-  std::string checksum;
+  std::string checksum = {};
 };
 
 /// The optimizer as it was saved.

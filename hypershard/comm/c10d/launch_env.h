@@ -24,13 +24,13 @@ struct LaunchInfo {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
-  int local_world_size = 1;  ///< ranks that the launcher put on this host; 0: it does not say
-  std::string master_addr;   ///< where the job's store is; empty for one rank
+  int local_world_size = 1;      ///< ranks that the launcher put on this host; 0: it does not say
+  std::string master_addr = {};  ///< where the job's store is; empty for one rank
   int master_port = 0;
   bool store_is_served =
       false;  ///< the launcher serves the store (torchrun's agent); else rank 0 does
   int restart_count = 0;
-  std::string run_id;  ///< the same on all ranks of a job and unlike that of others, or empty
+  std::string run_id = {};  ///< the same on all ranks of a job and unlike that of others, or empty
 };
 
 /// Environment variables by name; an empty value counts as unset.
