@@ -213,8 +213,8 @@ void Trainer::train() {
 
 StepMetrics Trainer::measure(const StepResult& result, double step_s) {
   const shard::Counters& counters = session_->sharded().counters();
-  const auto exposed =
-      static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_ + counters.window_wait_ns);
+  // The communicators' waits hold those of the write window, which are the gather group's.
+  const auto exposed = static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_);
   at::Tensor sums = at::zeros({8}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
   const std::int64_t own[] = {
