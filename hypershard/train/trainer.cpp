@@ -123,13 +123,10 @@ void Trainer::set_up() {
   run_on_first(everyone, [&] { open_folder(); });
   comm_meter_.emplace(session_->sharded(), everyone);
   measure_peak();
-<<<<<<< HEAD
   start_trace_window();
-=======
   if (!config().log.trace.empty()) {
     run_together(everyone, [&] { trace_.emplace(config().log, *world_); });
   }
->>>>>>> 6d8aa6ba63fcbca0110f2cf40f895c322ccbbf54
   run_on_first(everyone, [&] { announce(); });
 }
 
@@ -248,6 +245,7 @@ void Trainer::train() {
 
 StepMetrics Trainer::measure(const StepResult& result, double step_s) {
   const shard::Counters& counters = session_->sharded().counters();
+  // The communicators' waits hold those of the write window, which are the gather group's.
   const auto exposed = static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_);
   at::Tensor sums = at::zeros({8}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
