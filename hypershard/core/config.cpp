@@ -84,7 +84,7 @@ ConfigEntry with(ConfigEntry entry, const ListKey& options) {
 }
 
 std::string read_file(const std::string& path) {
-  struct stat status;
+  struct stat status {};
   if (stat(path.c_str(), &status) != 0) {
     const std::string reason = errno_text(errno);
     const std::filesystem::path file(path);
@@ -318,7 +318,7 @@ ConfigSection& ConfigSection::bind_choice(
 
 ConfigSection& ConfigSection::bind_index(
     std::string_view key,
-    std::vector<std::string> words,
+    const std::vector<std::string>& words,
     std::function<std::size_t()> get,
     std::function<void(std::size_t)> set,
     KeyOptions options
