@@ -19,7 +19,7 @@
 #include "hypershard/optim/adamw.h"
 #include "hypershard/shard/fully_shard.h"
 
-using namespace hypershard;
+using namespace hypershard;  // NOLINT(google-build-using-namespace): a program's own main
 
 // 1. A model as libtorch users write it, but for two words: the base is nn::Hookable, and the
 // author writes forward_impl. forward is inherited and calls the hooks around it.

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -252,5 +253,10 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace hypershard::comm
 
 int main(int argc, char** argv) {
-  return hypershard::comm::run(std::vector<std::string>(argv + 1, argv + argc));
+  try {
+    return hypershard::comm::run(std::vector<std::string>(argv + 1, argv + argc));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
 }

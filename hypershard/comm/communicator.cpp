@@ -220,7 +220,10 @@ Communicator::Communicator(GroupInfo info) : info_(std::move(info)) {
 }
 
 WorkPtr Communicator::all_gather(
-    at::Tensor output, at::Tensor input, std::span<const std::int64_t> counts, std::string_view unit
+    const at::Tensor& output,
+    const at::Tensor& input,
+    std::span<const std::int64_t> counts,
+    std::string_view unit
 ) {
   const Subject subject{Op::kAllGather, unit, info_};
   check_tensor(subject, "output", output);
@@ -247,8 +250,8 @@ WorkPtr Communicator::all_gather(
 }
 
 WorkPtr Communicator::reduce_scatter(
-    at::Tensor output,
-    at::Tensor input,
+    const at::Tensor& output,
+    const at::Tensor& input,
     std::span<const std::int64_t> counts,
     ReduceOp op,
     std::string_view unit
@@ -286,7 +289,7 @@ WorkPtr Communicator::reduce_scatter(
   return submit(std::move(call));
 }
 
-WorkPtr Communicator::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view unit) {
+WorkPtr Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view unit) {
   const Subject subject{Op::kAllReduce, unit, info_};
   check_tensor(subject, "tensor", tensor);
   check_reducible(subject, tensor.scalar_type());
@@ -299,7 +302,7 @@ WorkPtr Communicator::all_reduce(at::Tensor tensor, ReduceOp op, std::string_vie
   return submit(std::move(call));
 }
 
-WorkPtr Communicator::broadcast(at::Tensor tensor, int root, std::string_view unit) {
+WorkPtr Communicator::broadcast(const at::Tensor& tensor, int root, std::string_view unit) {
   const Subject subject{Op::kBroadcast, unit, info_};
   check_tensor(subject, "tensor", tensor);
   HS_CHECK(
@@ -321,8 +324,8 @@ WorkPtr Communicator::broadcast(at::Tensor tensor, int root, std::string_view un
 }
 
 WorkPtr Communicator::all_to_all(
-    at::Tensor output,
-    at::Tensor input,
+    const at::Tensor& output,
+    const at::Tensor& input,
     std::span<const std::int64_t> output_counts,
     std::span<const std::int64_t> input_counts,
     std::string_view unit

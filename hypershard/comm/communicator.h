@@ -71,8 +71,8 @@ class Communicator {
   /// where it ends up; then this rank copies nothing. Collective: yes. Errors: InvalidArgument if
   /// counts, sizes or dtypes do not fit; CommError from Work::wait().
   WorkPtr all_gather(
-      at::Tensor output,
-      at::Tensor input,
+      const at::Tensor& output,
+      const at::Tensor& input,
       std::span<const std::int64_t> counts = {},
       std::string_view unit = {}
   );
@@ -84,8 +84,8 @@ class Communicator {
   /// be that slice of `input`, or lie elsewhere. Output may have a wider floating dtype than input
   /// (bf16 in, fp32 out). Collective: yes. Errors: as for all_gather.
   WorkPtr reduce_scatter(
-      at::Tensor output,
-      at::Tensor input,
+      const at::Tensor& output,
+      const at::Tensor& input,
       std::span<const std::int64_t> counts = {},
       ReduceOp op = ReduceOp::kSum,
       std::string_view unit = {}
@@ -94,20 +94,22 @@ class Communicator {
   /// Reduces `tensor` over all ranks in place; all ranks get the same bits.
   /// Collective: yes.
   /// Errors: as for all_gather.
-  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum, std::string_view unit = {});
+  WorkPtr all_reduce(
+      const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, std::string_view unit = {}
+  );
 
   /// Copies `tensor` of rank `root` to all ranks.
   /// Collective: yes.
   /// Errors: as for all_gather; InvalidArgument if root is out of range.
-  WorkPtr broadcast(at::Tensor tensor, int root, std::string_view unit = {});
+  WorkPtr broadcast(const at::Tensor& tensor, int root, std::string_view unit = {});
 
   /// Sends the r-th run of `input` to rank r and receives rank r's run as the r-th of `output`.
   /// Shapes: runs are given by element counts; {} = even.
   /// Collective: yes; input_counts[r] here equals output_counts[this rank] there.
   /// Errors: as for all_gather.
   WorkPtr all_to_all(
-      at::Tensor output,
-      at::Tensor input,
+      const at::Tensor& output,
+      const at::Tensor& input,
       std::span<const std::int64_t> output_counts = {},
       std::span<const std::int64_t> input_counts = {},
       std::string_view unit = {}

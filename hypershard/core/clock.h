@@ -9,7 +9,7 @@ namespace hypershard {
 
 /// Returns nanoseconds since an arbitrary start that all processes of the host share.
 inline std::int64_t now_ns() {
-  timespec now;
+  timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
@@ -21,7 +21,7 @@ inline double now_s() {
 
 /// Returns how far wall time is ahead of `now_ns()`: aligns the clocks of several hosts.
 inline std::int64_t wall_minus_monotonic_ns() {
-  timespec now;
+  timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec - now_ns();
 }

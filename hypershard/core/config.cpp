@@ -87,7 +87,7 @@ ConfigEntry with(ConfigEntry entry, const ListKey& options) {
 constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
 
 std::string read_file(const std::string& path) {
-  struct stat status;
+  struct stat status {};
   if (stat(path.c_str(), &status) != 0) {
     const std::string reason = errno_text(errno);
     const std::filesystem::path file(path);
@@ -333,7 +333,7 @@ ConfigSection& ConfigSection::bind_choice(
 
 ConfigSection& ConfigSection::bind_index(
     std::string_view key,
-    std::vector<std::string> words,
+    const std::vector<std::string>& words,
     std::function<std::size_t()> get,
     std::function<void(std::size_t)> set,
     KeyOptions options

@@ -104,7 +104,7 @@ class ConfigSection {
   ConfigSection& add(std::string_view key, internal::ConfigEntry entry);
   ConfigSection& bind_index(
       std::string_view key,
-      std::vector<std::string> words,
+      const std::vector<std::string>& words,
       std::function<std::size_t()> get,
       std::function<void(std::size_t)> set,
       KeyOptions options
@@ -201,7 +201,7 @@ ConfigSection& ConfigSection::bind_choice(
     return at;
   };
   const auto assign = [field, values](std::size_t at) { *field = values.at(at); };
-  return bind_index(key, std::move(words), index, assign, std::move(options));
+  return bind_index(key, words, index, assign, std::move(options));
 }
 
 }  // namespace hypershard

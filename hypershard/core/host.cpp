@@ -70,7 +70,7 @@ std::string host_name() {
 }
 
 std::uint64_t network_namespace() {
-  struct stat status;
+  struct stat status {};
   return stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
 }
 

@@ -75,7 +75,7 @@ std::string find_program(const std::string& name) {
   while (!folders.empty()) {
     const std::size_t colon = folders.find(':');
     const std::string candidate = std::string(folders.substr(0, colon)) + "/" + name;
-    struct stat status;
+    struct stat status {};
     if (stat(candidate.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
         access(candidate.c_str(), X_OK) == 0) {
       return candidate;
@@ -118,16 +118,16 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
 
 /// All that the child needs, prepared before it exists.
 struct ChildPlan {
-  const char* program;
-  char* const* argv;
-  char* const* env;
-  const char* folder;  // null: stay
-  int out_fd;
-  int err_fd;
-  bool own_group;
-  bool die_with_parent;
-  pid_t parent;
-  sigset_t signal_mask;
+  const char* program = nullptr;
+  char* const* argv = nullptr;
+  char* const* env = nullptr;
+  const char* folder = nullptr;  // null: stay
+  int out_fd = -1;
+  int err_fd = -1;
+  bool own_group = true;
+  bool die_with_parent = true;
+  pid_t parent = 0;
+  sigset_t signal_mask{};
   // Written by the child, which shares our memory until exec.
   const char* volatile failed_step = nullptr;
   volatile int error = 0;
@@ -203,7 +203,7 @@ class ChildStack {
 /// is no child.
 pid_t start_child(ChildPlan& plan) {
   const ChildStack stack;
-  sigset_t all;
+  sigset_t all{};
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &plan.signal_mask);
   const pid_t pid = clone(run_child, stack.top(), CLONE_VM | CLONE_VFORK | SIGCHLD, &plan);

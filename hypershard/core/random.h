@@ -137,7 +137,7 @@ class PermutedIndex {
 
   std::uint64_t n_;
   int half_bits_;
-  std::array<std::uint64_t, kRounds> round_keys_;
+  std::array<std::uint64_t, kRounds> round_keys_{};
 };
 
 }  // namespace hypershard

@@ -206,6 +206,7 @@ TEST(HooksTest, MoveOnlyAndMovedInArgumentsArrive) {
     std::vector<at::Tensor> xs = {at::ones({}), at::ones({})};
     const auto* storage = xs.data();
     auto out = module.forward(std::make_unique<int>(40), std::move(xs), "ab");
+    // NOLINTNEXTLINE(bugprone-use-after-move): that it is empty is what is tested
     EXPECT_TRUE(xs.empty()) << "the vector must be moved, not copied";
     EXPECT_NE(storage, nullptr);
     EXPECT_EQ(out.at(2).item<double>(), 42);

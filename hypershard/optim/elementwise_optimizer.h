@@ -67,7 +67,7 @@ class ElementwiseOptimizer : public ShardedOptimizer {
 
  private:
   struct Call {
-    const Options* options;
+    const Options* options = nullptr;
     Batch batch;
   };
   std::size_t index_of(const at::Tensor& tensor) const;

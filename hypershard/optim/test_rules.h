@@ -100,9 +100,9 @@ struct Rule {
 inline Rule adamw_rule() {
   return {
       "adamw",
-      [](TorchGroups groups) -> OptimizerPtr {
+      [](const TorchGroups& groups) -> OptimizerPtr {
         const auto options = torch::optim::AdamWOptions(0.02).betas({0.9, 0.95}).weight_decay(0.1);
-        auto optimizer = std::make_unique<torch::optim::AdamW>(std::move(groups), options);
+        auto optimizer = std::make_unique<torch::optim::AdamW>(groups, options);
         auto& undecayed = optimizer->param_groups()[1].options();
         static_cast<torch::optim::AdamWOptions&>(undecayed).weight_decay(0);
         return optimizer;
@@ -116,10 +116,10 @@ inline Rule adamw_rule() {
 inline Rule sgd_rule(double momentum, bool nesterov) {
   return {
       "sgd",
-      [=](TorchGroups groups) -> OptimizerPtr {
+      [=](const TorchGroups& groups) -> OptimizerPtr {
         const auto options =
             torch::optim::SGDOptions(0.05).momentum(momentum).nesterov(nesterov).weight_decay(0.2);
-        auto optimizer = std::make_unique<torch::optim::SGD>(std::move(groups), options);
+        auto optimizer = std::make_unique<torch::optim::SGD>(groups, options);
         auto& undecayed = optimizer->param_groups()[1].options();
         static_cast<torch::optim::SGDOptions&>(undecayed).weight_decay(0);
         return optimizer;

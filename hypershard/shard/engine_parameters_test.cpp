@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(
 // One tensor in two modules of different units.
 struct TiedImpl : nn::Hookable<TiedImpl, at::Tensor(at::Tensor), torch::nn::Module> {
   struct EndImpl : nn::Hookable<EndImpl, at::Tensor(at::Tensor), torch::nn::Module> {
-    EndImpl(at::Tensor w) { weight = register_parameter("weight", std::move(w)); }
+    explicit EndImpl(at::Tensor w) { weight = register_parameter("weight", std::move(w)); }
     at::Tensor forward_impl(const at::Tensor& x) { return x.matmul(weight); }
     at::Tensor weight;
   };

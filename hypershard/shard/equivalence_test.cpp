@@ -98,11 +98,11 @@ TEST_P(EquivalenceTest, GradientsEqualTheUnshardedModel) {
 
 /// What is stored and computed in which dtype, and how near the losses then are.
 struct Numerics {
-  const char* name;
-  at::ScalarType dtype;
-  std::optional<at::ScalarType> compute;
-  double early_bound;  ///< over the first five steps, relative to the loss
-  double bound;        ///< over all fifty, relative to the loss; for bf16 to the first loss
+  const char* name = "";
+  at::ScalarType dtype = at::kFloat;
+  std::optional<at::ScalarType> compute = {};
+  double early_bound = 0;  ///< over the first five steps, relative to the loss
+  double bound = 0;        ///< over all fifty, relative to the loss; for bf16 to the first loss
 };
 
 constexpr int kSteps = 50;

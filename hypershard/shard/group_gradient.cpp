@@ -91,6 +91,7 @@ at::Tensor ParamGroup::whole_rest() {
   return rest_;
 }
 
+// NOLINTNEXTLINE(readability-function-size): one loop over steps that share where the sum lies
 void ParamGroup::add_reduce_stages(
     std::vector<StagedWork::Stage>& stages,
     double divisor,

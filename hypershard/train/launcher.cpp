@@ -29,7 +29,7 @@ constexpr std::array<int, 3> kStopSignals = {SIGINT, SIGTERM, SIGHUP};
 class SignalQueue {
  public:
   SignalQueue() {
-    sigset_t wanted;
+    sigset_t wanted{};
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGCHLD);
     for (const int signal : kStopSignals) {

@@ -152,7 +152,7 @@ TEST_F(LauncherTest, StderrIsKeptOnceTheFolderExists) {
 
 TEST_F(LauncherTest, InterruptReachesEveryRankOnce) {
   // This thread must not be the one that gets the signal.
-  sigset_t stop;
+  sigset_t stop{};
   sigemptyset(&stop);
   sigaddset(&stop, SIGINT);
   std::thread sender([this, stop] {

@@ -17,7 +17,7 @@ constexpr int kDefaultColumns = 80;
 
 template <class... Values>
 std::string format(const char* pattern, Values... values) {
-  std::array<char, 128> buffer;
+  std::array<char, 128> buffer{};
   const int length = std::snprintf(buffer.data(), buffer.size(), pattern, values...);
   return std::string(
       buffer.data(), std::min<std::size_t>(buffer.size() - 1, static_cast<std::size_t>(length))

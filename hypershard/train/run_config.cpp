@@ -364,19 +364,16 @@ void bind_rest(Schema& schema, RunConfig& config) {
            .max = std::int64_t{1} << 32,
            .doc = "First step that is traced, counted from the start of this process."}
       )
-<<<<<<< HEAD
-      .bind("trace_steps", &config.log.trace_steps, {.min = 1, .doc = "Steps that are traced."})
+      .bind(
+          "trace_steps",
+          &config.log.trace_steps,
+          {.min = 1, .max = std::int64_t{1} << 32, .doc = "Steps that are traced."}
+      )
       .bind(
           "profile",
           &config.log.profile,
           {.doc = "Print where the time of the traced steps and the memory went, by part and by "
                   "module."}
-=======
-      .bind(
-          "trace_steps",
-          &config.log.trace_steps,
-          {.min = 1, .max = std::int64_t{1} << 32, .doc = "Steps that are traced."}
->>>>>>> 6d8aa6ba63fcbca0110f2cf40f895c322ccbbf54
       );
 }
 

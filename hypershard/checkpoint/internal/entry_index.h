@@ -55,8 +55,8 @@ class EntryIndex {
  private:
   struct Source {
     layout::Range range;
-    const SafetensorsFile* file;
-    const SafetensorsEntry* entry;
+    const SafetensorsFile* file = nullptr;
+    const SafetensorsEntry* entry = nullptr;
   };
   struct Tensor {
     std::vector<std::int64_t> shape;

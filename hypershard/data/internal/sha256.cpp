@@ -28,6 +28,7 @@ std::uint32_t load_big_endian(const std::uint8_t* bytes) {
 }  // namespace
 
 void Sha256::compress(const std::uint8_t* block) {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): filled by the two loops below
   std::array<std::uint32_t, 64> w;
   for (std::size_t t = 0; t < 16; ++t) {
     w[t] = load_big_endian(block + 4 * t);

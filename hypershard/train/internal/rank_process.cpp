@@ -182,7 +182,7 @@ RankProcess::~RankProcess() {
 }
 
 void RankProcess::forward_stderr() {
-  std::array<char, 4096> piece;
+  std::array<char, 4096> piece{};
   while (stderr_fd_ >= 0) {
     const ssize_t got = ::read(stderr_fd_, piece.data(), piece.size());
     if (got > 0) {

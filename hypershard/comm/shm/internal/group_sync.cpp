@@ -75,7 +75,7 @@ std::string call_text(const CallRecord& record, std::string_view communicator) {
 /// The clock of one wait: when it last moved, when to look at the peers' health again.
 class GroupSync::Sleep {
  public:
-  Sleep(GroupSync& sync) : sync_(sync), work_ns_(sync.stats_.reduce_ns) {}
+  explicit Sleep(GroupSync& sync) : sync_(sync), work_ns_(sync.stats_.reduce_ns) {}
   Sleep(const Sleep&) = delete;
   Sleep& operator=(const Sleep&) = delete;
   ~Sleep() {
