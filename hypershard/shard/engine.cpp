@@ -210,6 +210,7 @@ void Engine::refresh_trainability() {
       );
     }
   }
+  renew_tombstones();
   for (const auto& unit : units_) {
     for (std::size_t g = 0; g < unit->groups().size(); ++g) {
       ParamGroup& group = *unit->groups()[g];
@@ -257,7 +258,7 @@ void Engine::hook_parameters(Unit& unit, std::size_t group) {
     gradient_hooks_.push_back(std::move(slot));
     // Whoever steps on the module's parameters instead of the update parameters meets this text.
     at::Tensor tensor = params[i].tensor;
-    tensor.mutable_grad() = make_tombstone(
+    at::Tensor tombstone = make_tombstone(
         params[i].shape,
         unit.groups()[group]->dtypes().compute,
         "hypershard: the gradient of runtime parameter '" + params[i].name +
@@ -265,6 +266,23 @@ void Engine::hook_parameters(Unit& unit, std::size_t group) {
             "clip) over update_parameters() of the sharded model, not over the "
             "module's parameters()"
     );
+    tensor.mutable_grad() = tombstone;
+    tombstones_.push_back({std::move(tensor), std::move(tombstone)});
+  }
+}
+
+// The module's own zero_grad() drops the tombstones, and means what it says: no gradient is left.
+// An optimizer over the module's parameters drops some or all as well, and must meet them again.
+void Engine::renew_tombstones() {
+  std::size_t num_gone = 0;
+  for (Tombstone& each : tombstones_) {
+    if (!each.parameter.grad().defined()) {
+      each.parameter.mutable_grad() = each.gradient;
+      ++num_gone;
+    }
+  }
+  if (num_gone > 0 && num_gone == tombstones_.size()) {
+    drop_gradients();
   }
 }
 
@@ -333,28 +351,57 @@ void Engine::close_window(bool keep) {
   seen_versions_ = versions;
 }
 
+// After an exception the engine is between steps again, once neither pass runs any more.
+void Engine::recover() {
+  const bool is_broken_off = in_backward_ || pass_ != Pass::kNone;
+  if (is_broken_off && stack_.empty() && !internal::backward_is_running()) {
+    reset_iteration();
+    may_update_ = true;
+    open_window();
+  }
+}
+
+void Engine::discard_gradients() {
+  recover();
+  HS_CHECK(!in_backward_, "shard: zero_grad() was called during a backward; call it between steps");
+  drop_gradients();
+}
+
+void Engine::drop_gradients() {
+  for (const auto& unit : units_) {
+    unit->forget_gradients(*gradient_buffers_);
+    for (const auto& group : unit->groups()) {
+      group->drop_reduced();
+    }
+  }
+}
+
 void Engine::sync_runtime() {
+  recover();
   HS_CHECK(
       stack_.empty() && !in_backward_,
       "shard: sync_runtime() was called during a forward or backward; call it between steps"
   );
   open_window();
+  may_update_ = true;
   needs_publish_ = true;
   close_window(/*keep=*/false);
   open_window();
 }
 
 void Engine::begin_update() {
+  recover();
   HS_CHECK(
-      stack_.empty() && !in_backward_ && window_open_,
+      stack_.empty() && !in_backward_ && window_open_ && may_update_,
       "shard: update parameters may not be written now: a forward with gradients ran and its "
       "backward has not ended with a reduction",
-      HS_HINT("run backward with gradient reduction on before the optimizer's step; the last "
-              "micro-batch of an accumulation reduces")
+      HS_HINT("run backward with gradient reduction on, over all axes, before the optimizer's "
+              "step; the last micro-batch of an accumulation reduces")
   );
 }
 
 void Engine::unshard(int unit) {
+  recover();
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   if (stack_.empty() && !in_backward_) {
     close_window(/*keep=*/true);
@@ -368,7 +415,9 @@ void Engine::reshard(int unit) {
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   target.pinned = false;
   release(target);
-  if (stack_.empty() && !in_backward_) {
+  const bool is_read =
+      std::any_of(units_.begin(), units_.end(), [](const auto& each) { return each->pinned; });
+  if (stack_.empty() && !in_backward_ && !is_read) {
     open_window();  // reading by hand is over
   }
 }

@@ -98,14 +98,18 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // --- by hand
   /// Makes a unit whole until reshard(). Collective: ranks of the data axes. Errors: CommError.
   void unshard(int unit);
-  /// Takes it apart again.
+  /// Takes it apart again. Collective: ranks of the data axes; between steps, the last unit's opens
+  /// the write window.
   void reshard(int unit);
   /// Makes the runtime parameters current: publishes, and closes the write window. Collective:
   /// ranks of the data axes.
   void sync_runtime();
-  /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward or
-  /// between forward and backward.
+  /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward,
+  /// and from a forward with gradients to the end of a backward that reduced over all data axes.
   void begin_update();
+  /// Drops all gradients: reduced, partly reduced and kept from micro-batches without reduction.
+  /// Errors: InvalidArgument during a backward.
+  void discard_gradients();
 
   // --- settings that may change between iterations
   bool reduce_gradients = true;  ///< off: gradients stay local and add up
@@ -134,7 +138,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void begin_forward(int unit);
   void end_forward();
   void begin_backward();
-  void reset_iteration();
   void need(int unit);
   void start_up_to(std::size_t end);
   void start(Unit& unit);
@@ -155,6 +158,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void wait_front();
   void pop_reduction();
   void end_backward_span(int unit);
+  void reset_iteration();
+  void recover();
+  void drop_gradients();
+  bool reduces_over_all_axes() const;
+  void renew_tombstones();
   void take_buffer(Unit& unit);
 
   void open_window();
@@ -177,6 +185,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t released_epoch_ = 0;
   std::uint64_t published_epoch_ = 0;
   bool window_open_ = true;
+  bool may_update_ = true;  ///< no gradient of a forward that ran is still to come
   bool needs_publish_ = true;
   std::uint64_t seen_versions_ = 0;
 
@@ -206,6 +215,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   std::deque<InFlight> in_flight_;
 
+  /// What stands in for the gradient of a runtime parameter, so that its use is found out.
+  struct Tombstone {
+    at::Tensor parameter;
+    at::Tensor gradient;
+  };
+  std::vector<Tombstone> tombstones_;
   std::vector<std::shared_ptr<void>> gradient_hooks_;  // hooks and slots of parameters, kept alive
   std::vector<std::shared_ptr<nn::RecomputeObserver>> segment_observers_;  // by unit
 };

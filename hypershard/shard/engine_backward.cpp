@@ -294,19 +294,35 @@ void Engine::end_backward() {
   }
   in_backward_ = false;
   pass_ = Pass::kNone;
-  if (reduce_gradients) {
-    needs_publish_ = cross_replicas || needs_publish_;
+  if (reduces_over_all_axes()) {
+    needs_publish_ = true;
+    may_update_ = true;
     open_window();
   }
+}
+
+// Otherwise gradients are not at rest yet, and a step would find none.
+bool Engine::reduces_over_all_axes() const {
+  const auto is_outer = [this](const DataAxis& axis) {
+    return axis.name == replicate_axis_ && axis.size > 1;
+  };
+  const auto levels = parallel_.cuts.begin() + parallel_.gradient_levels;
+  const bool has_outer = std::any_of(parallel_.cuts.begin(), levels, is_outer) ||
+                         std::any_of(parallel_.summed.begin(), parallel_.summed.end(), is_outer);
+  return reduce_gradients && (cross_replicas || !has_outer);
 }
 
 // After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed
 // backward has half-written them.
 void Engine::reset_iteration() {
-  for (const auto& unit : units_) {
-    if (in_backward_) {
-      unit->forget_gradients(*gradient_buffers_);
+  if (in_backward_) {
+    // What is in flight would otherwise come to rest among the gradients of the next backward.
+    while (!in_flight_.empty()) {
+      wait_front();
     }
+    drop_gradients();
+  }
+  for (const auto& unit : units_) {
     unit->occurrences = {};
     unit->used = false;
     unit->ready = false;
@@ -315,9 +331,9 @@ void Engine::reset_iteration() {
       release(*unit);
     }
   }
-  in_flight_.clear();
   stack_.clear();
   forward_spans_.clear();
+  backward_unit_ = -1;
   in_backward_ = false;
   pass_ = Pass::kNone;
 }

@@ -66,6 +66,7 @@ void Engine::begin_forward(int unit) {
     refresh_trainability();
   }
   close_window(/*keep=*/!is_training());
+  may_update_ = may_update_ && !is_training();
   pass_ = Pass::kForward;
   root_pass_ = unit == 0;
   training_pass_ = is_training();
@@ -267,9 +268,16 @@ void Engine::agree_on_order() {
 }
 
 // Backward needs a unit when the last of its forward is undone, and completes it when the first is.
+// Units that did not run come last: some rank may run them later, and then all must gather them.
 void Engine::set_order(const std::vector<int>& begins, const std::vector<int>& ends) {
   order_ = begins;
   backward_order_.assign(ends.rbegin(), ends.rend());
+  for (const auto& unit : units_) {
+    if (std::find(begins.begin(), begins.end(), unit->index()) == begins.end()) {
+      order_.push_back(unit->index());
+      backward_order_.push_back(unit->index());
+    }
+  }
   reduce_order_.clear();
   const auto append = [this](int unit) {
     if (std::find(reduce_order_.begin(), reduce_order_.end(), unit) == reduce_order_.end()) {

@@ -115,6 +115,116 @@ TEST_P(EngineUsageTest, FailedForwardLeavesAWorkingModel) {
   });
 }
 
+// The hook of a block throws in backward, after later blocks have posted their gradients.
+TEST_P(EngineUsageTest, FailedBackwardLeavesAWorkingModel) {
+  for (const int replicate : {1, 2}) {
+    run(2 * replicate, [&](const std::shared_ptr<comm::World>& world) {
+      Net oracle;
+      Net model;
+      FullyShardOptions options = block_units();
+      options.strategy = replicate == 1 ? Strategy::kZero3 : Strategy::kHsdp;
+      const ShardedModel sharded = fully_shard(*model, make_mesh(world, replicate), options);
+      const int ranks = world->size();
+      const at::Tensor batch = make_inputs(8, 5, 0);
+      at::Tensor input = rows_of(batch, world->rank(), ranks).clone().requires_grad_(true);
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        at::Tensor loss = loss_of(model->forward(input));
+        input.register_hook([](const at::Tensor&) -> void { HS_CHECK(false, "a test's hook"); });
+        EXPECT_NE(thrown_by([&] { loss.backward(); }).find("a test's hook"), std::string::npos);
+        input = input.detach().clone().requires_grad_(true);
+      }
+      sharded.begin_update();  // between steps again
+      const auto expected =
+          reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
+      loss_of(model->forward(rows_of(batch, world->rank(), ranks))).backward();
+      EXPECT_LE(worst_gradient(sharded, expected), 1e-12);
+    });
+  }
+}
+
+TEST_P(EngineUsageTest, TheModulesOwnZeroGradZeroes) {
+  run(2, [&](const std::shared_ptr<comm::World>& world) {
+    Net oracle;
+    Net model;
+    const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor batch = make_inputs(8, 5, step);
+      const auto expected =
+          reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
+      model->zero_grad();
+      loss_of(model->forward(rows_of(batch, world->rank(), 2))).backward();
+      EXPECT_LE(worst_gradient(sharded, expected), 1e-12) << step;
+    }
+  });
+}
+
+TEST_P(EngineUsageTest, ZeroGradDropsWhatWasNotReduced) {
+  run(4, [&](const std::shared_ptr<comm::World>& world) {
+    Net oracle;
+    Net model;
+    FullyShardOptions options = block_units();
+    options.strategy = Strategy::kHsdp;
+    const ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), options);
+    const auto backward = [&](int step) {
+      loss_of(model->forward(rows_of(make_inputs(8, 5, step), world->rank(), 4))).backward();
+    };
+    sharded.set_requires_gradient_sync(false);
+    backward(5);
+    sharded.zero_grad();
+    sharded.set_requires_gradient_sync(true);
+    sharded.set_requires_all_reduce(false);
+    backward(6);
+    EXPECT_NE(thrown_by([&] { sharded.begin_update(); }).find("over all axes"), std::string::npos)
+        << "a sum over one axis of two is no gradient to step with";
+    sharded.zero_grad();
+    sharded.set_requires_all_reduce(true);
+    const auto expected = reference_gradients(
+        [&] { return loss_of(oracle->forward(make_inputs(8, 5, 0))); }, *oracle
+    );
+    backward(0);
+    EXPECT_LE(worst_gradient(sharded, expected), 1e-12);
+    sharded.begin_update();
+  });
+}
+
+TEST_P(EngineUsageTest, EvaluationBetweenForwardAndBackwardAllowsNoStep) {
+  run(2, [&](const std::shared_ptr<comm::World>& world) {
+    Net model;
+    const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
+    const at::Tensor loss =
+        loss_of(model->forward(rows_of(make_inputs(8, 5, 0), world->rank(), 2)));
+    {
+      const at::NoGradGuard no_grad;
+      (void)model->forward(make_inputs(2, 5, 1));
+    }
+    EXPECT_NE(
+        thrown_by([&] { sharded.begin_update(); }).find("may not be written now"), std::string::npos
+    );
+    loss.backward();
+    sharded.begin_update();
+  });
+}
+
+TEST_P(EngineUsageTest, OtherOptionsOnOneRankAreFoundOut) {
+  run(2, [&](const std::shared_ptr<comm::World>& world) {
+    const auto refused = [&](const FullyShardOptions& options, const std::string& part) {
+      Net model;
+      const std::string text =
+          thrown_by([&] { (void)fully_shard(*model, make_mesh(world), options); });
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    };
+    FullyShardOptions options = block_units();
+    options.forward_prefetch = world->rank();
+    refused(options, "rank 1 was given other options");
+    options = block_units();
+    if (world->rank() == 1) {
+      options.units = {"blocks.0"};
+    }
+    options.initial_values = InitialValues::kTrust;
+    refused(options, "differs in name, shape, dtype, unit");
+  });
+}
+
 TEST_P(EngineUsageTest, ForwardThatBypassesTheHooksIsAnError) {
   run(2, [&](std::shared_ptr<comm::World> world) {
     torch::nn::ModuleHolder<nn::Hooked<torch::nn::LinearImpl>> model(4, 4);

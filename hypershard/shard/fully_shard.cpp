@@ -314,10 +314,55 @@ std::int64_t hash_values(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(hash_memory(data + at, bytes - at, hash));
 }
 
+// Ranks with other options would start other collectives, and hang or mix up gradients.
+void agree_on_options(
+    const comm::ProcessMesh& mesh,
+    const FullyShardOptions& options,
+    const layout::PlaneLayouts& layouts
+) {
+  const std::string text = concat_text(
+      "runtime ",
+      to_text(layouts.runtime, mesh.mesh()),
+      ", gradient ",
+      to_text(layouts.gradient, mesh.mesh()),
+      ", update ",
+      to_text(layouts.update, mesh.mesh()),
+      "; reshard_after_forward ",
+      options.reshard_after_forward,
+      ", forward_prefetch ",
+      options.forward_prefetch,
+      ", backward_prefetch ",
+      options.backward_prefetch,
+      ", gradient_buffers ",
+      options.gradient_buffers,
+      ", share ",
+      static_cast<int>(options.share),
+      ", initial_values ",
+      static_cast<int>(options.initial_values)
+  );
+  at::Tensor mine = at::empty({1}, at::TensorOptions().dtype(at::kLong));
+  mine.fill_(static_cast<std::int64_t>(hash_bytes(text)));
+  const auto everyone = mesh.world().world_communicator();
+  const at::Tensor all = internal::gather_rows(*everyone, mine);
+  const auto* rows = all.const_data_ptr<std::int64_t>();
+  for (int rank = 1; rank < everyone->size(); ++rank) {
+    HS_CHECK(
+        rows[rank] == rows[0],
+        "shard: rank ",
+        rank,
+        " was given other options of fully_shard than rank 0; this rank, ",
+        mesh.rank(),
+        ", has ",
+        text,
+        HS_HINT("give all ranks the same options")
+    );
+  }
+}
+
 void agree_on_values(
     const std::vector<UnitSpec>& specs, comm::Communicator& ranks, InitialValues how
 ) {
-  if (ranks.size() == 1 || how == InitialValues::kTrust) {
+  if (ranks.size() == 1) {
     return;
   }
   std::vector<const LogicalParam*> params;
@@ -326,7 +371,17 @@ void agree_on_values(
     for (const UnitParam& each : spec.params) {
       params.push_back(&each.param);
       const std::string shape = hypershard::concat_text(
-          each.param.name, each.param.shape, c10::toString(each.param.tensor.scalar_type())
+          each.param.name,
+          each.param.shape,
+          c10::toString(each.param.tensor.scalar_type()),
+          " in ",
+          spec.path,
+          each.param.family,
+          each.param.tensor.requires_grad(),
+          static_cast<int>(each.dtypes.storage),
+          static_cast<int>(each.dtypes.compute),
+          static_cast<int>(each.dtypes.reduce),
+          static_cast<int>(each.dtypes.update)
       );
       const bool compare_values = how == InitialValues::kCheckEqual && !each.param.on_meta;
       signature.push_back(static_cast<std::int64_t>(hash_bytes(shape)));
@@ -361,7 +416,9 @@ void agree_on_values(
     for (int r = 1; r < ranks.size(); ++r) {
       const LogicalParam& param = *params[static_cast<std::size_t>(i / 2)];
       const int global = ranks.info().global_ranks[static_cast<std::size_t>(r)];
-      const char* what = i % 2 == 0 ? "name, shape or dtype" : "initial values";
+      const char* what = i % 2 == 0
+                             ? "name, shape, dtype, unit, update family, precision or requires_grad"
+                             : "initial values";
       HS_CHECK(
           rows[r * width + i] == rows[i],
           "shard: parameter '",
@@ -413,6 +470,7 @@ ShardedModel fully_shard(
   const layout::PlaneLayouts layouts =
       options.layouts ? *options.layouts
                       : layout::plane_layouts(options.strategy, mesh.mesh(), axes);
+  agree_on_options(mesh, options, layouts);
   DataParallel parallel = make_data_parallel(mesh, layouts, axes);
   agree_on_values(specs, *parallel.control, options.initial_values);
   auto engine = std::make_shared<Engine>(

@@ -58,13 +58,15 @@ class ShardedModel {
   /// Makes a unit's parameters readable until reshard(). Collective: ranks of the data axes.
   /// Errors: InvalidArgument for an unknown unit.
   void unshard(std::string_view unit) const;
+  /// Takes a unit apart again. Collective: ranks of the data axes.
   void reshard(std::string_view unit) const;
   /// Makes runtime parameters current after update tensors were written by hand. Collective: ranks
   /// of the data axes.
   void sync_runtime() const;
   /// To be called by an optimizer before it writes. Errors: InvalidArgument if it may not.
   void begin_update() const;
-  /// Drops the reduced gradients (as set_to_none).
+  /// Drops all gradients (as set_to_none), those of micro-batches without reduction too. The
+  /// module's own zero_grad() does the same, when the next forward begins.
   void zero_grad() const;
 
   /// Scales all reduced gradients so that their joint p-norm is at most `max_norm`; returns the

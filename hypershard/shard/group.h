@@ -183,6 +183,8 @@ class ParamGroup {
   /// Tells whether every update tensor is without a gradient, so that the next reduction may
   /// overwrite.
   bool gradient_is_fresh() const;
+  /// Drops the gradients of the update tensors and a sum that was not reduced over all axes.
+  void drop_reduced();
   /// Returns the update plane of this rank as one flat tensor (it shares memory with updates()).
   const at::Tensor& update_plane() const { return update_; }
   /// Gathers a flat tensor that lies like the update plane into the whole, packed. Collective:

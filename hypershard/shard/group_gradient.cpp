@@ -136,11 +136,9 @@ void ParamGroup::add_reduce_stages(
       return;
     }
     if (!step.scatter) {
+      // finish_reduce divides the sum in place: an all-reduce is done only when no peer reads it.
       stages.push_back([this, axis = step.axis, input] {
-        // finish_reduce divides in place what peers may still be fetching.
-        return std::make_shared<UntilReleased>(
-            axis->reduce->all_reduce(input, comm::ReduceOp::kSum, unit_)
-        );
+        return axis->reduce->all_reduce(input, comm::ReduceOp::kSum, unit_);
       });
       return;
     }
@@ -196,6 +194,14 @@ void ParamGroup::add_reduce_stages(
     finish_reduce(current, divisor, in_rest);
     return comm::WorkPtr();
   });
+}
+
+void ParamGroup::drop_reduced() {
+  for (const UpdateTensor& update : updates_) {
+    at::Tensor tensor = update.tensor;
+    tensor.mutable_grad() = at::Tensor();
+  }
+  partial_live_ = false;
 }
 
 // Division comes last and once, after the sum over all axes: the order is part of the numerics.

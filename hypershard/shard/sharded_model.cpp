@@ -151,9 +151,7 @@ void ShardedModel::begin_update() const {
 }
 
 void ShardedModel::zero_grad() const {
-  for (UpdateTensor& update : update_parameters()) {
-    update.tensor.mutable_grad() = at::Tensor();
-  }
+  engine_->discard_gradients();
 }
 
 at::Tensor ShardedModel::full_parameter(std::string_view name) const {

@@ -112,27 +112,4 @@ class WorkSet final : public comm::Work {
   std::size_t done_ = 0;
 };
 
-/// Is done only when the input is released too: for collectives whose result will be changed in
-/// place while peers might still read it.
-class UntilReleased final : public comm::Work {
- public:
-  explicit UntilReleased(comm::WorkPtr work) : work_(std::move(work)) {}
-  bool test() override {
-    if (!released_) {
-      work_->test();
-    }
-    return released_;
-  }
-  void wait() override {
-    if (!released_) {
-      work_->wait_released();
-      released_ = true;
-    }
-  }
-
- private:
-  comm::WorkPtr work_;
-  bool released_ = false;
-};
-
 }  // namespace hypershard::shard

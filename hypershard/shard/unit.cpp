@@ -166,7 +166,7 @@ void Unit::take_gradient_buffer(GradientBuffers& buffers, bool held) {
   }
   at::Tensor memory;
   if (held) {
-    if (!held_.defined() || held_.numel() != gradient_bytes()) {
+    if (!held_.defined() || held_.numel() < gradient_bytes()) {  // groups may be frozen meanwhile
       held_ = at::empty({gradient_bytes()}, at::TensorOptions().dtype(at::kByte));
       counters_->gradient_buffer_bytes += held_.numel();
     }
