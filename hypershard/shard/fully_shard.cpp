@@ -314,6 +314,12 @@ std::int64_t hash_values(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(hash_memory(data + at, bytes - at, hash));
 }
 
+at::Tensor one_number(std::int64_t value) {
+  at::Tensor tensor = at::empty({1}, at::TensorOptions().dtype(at::kLong));
+  tensor.fill_(value);
+  return tensor;
+}
+
 // Ranks with other options would start other collectives, and hang or mix up gradients.
 void agree_on_options(
     const comm::ProcessMesh& mesh,
@@ -340,10 +346,9 @@ void agree_on_options(
       ", initial_values ",
       static_cast<int>(options.initial_values)
   );
-  at::Tensor mine = at::empty({1}, at::TensorOptions().dtype(at::kLong));
-  mine.fill_(static_cast<std::int64_t>(hash_bytes(text)));
   const auto everyone = mesh.world().world_communicator();
-  const at::Tensor all = internal::gather_rows(*everyone, mine);
+  const at::Tensor all =
+      internal::gather_rows(*everyone, one_number(static_cast<std::int64_t>(hash_bytes(text))));
   const auto* rows = all.const_data_ptr<std::int64_t>();
   for (int rank = 1; rank < everyone->size(); ++rank) {
     HS_CHECK(
@@ -356,6 +361,59 @@ void agree_on_options(
         text,
         HS_HINT("give all ranks the same options")
     );
+  }
+}
+
+// Throws, naming the first parameter that is not the same everywhere. `signature` has two numbers a
+// parameter: what it is, and its values.
+void report_difference(
+    const std::vector<const LogicalParam*>& params,
+    const std::vector<std::int64_t>& signature,
+    comm::Communicator& ranks
+) {
+  const at::Tensor counts =
+      internal::gather_rows(ranks, one_number(static_cast<std::int64_t>(params.size())));
+  at::Tensor mine = at::empty(
+      {static_cast<std::int64_t>(signature.size())}, at::TensorOptions().dtype(at::kLong)
+  );
+  std::copy(signature.begin(), signature.end(), mine.mutable_data_ptr<std::int64_t>());
+  const auto* per_rank = counts.const_data_ptr<std::int64_t>();
+  for (int r = 0; r < ranks.size(); ++r) {
+    HS_CHECK_EQ(
+        per_rank[r],
+        per_rank[0],
+        "shard: ranks were given different models: rank ",
+        ranks.info().global_ranks[static_cast<std::size_t>(r)],
+        " has another number of parameters than rank ",
+        ranks.info().global_ranks[0]
+    );
+  }
+  const at::Tensor all = internal::gather_rows(ranks, mine);
+  const auto* rows = all.const_data_ptr<std::int64_t>();
+  const auto width = static_cast<std::int64_t>(signature.size());
+  for (std::int64_t i = 0; i < width; ++i) {
+    for (int r = 1; r < ranks.size(); ++r) {
+      const LogicalParam& param = *params[static_cast<std::size_t>(i / 2)];
+      const int global = ranks.info().global_ranks[static_cast<std::size_t>(r)];
+      const char* what = i % 2 == 0
+                             ? "name, shape, dtype, unit, update family, precision or requires_grad"
+                             : "initial values";
+      HS_CHECK(
+          rows[r * width + i] == rows[i],
+          "shard: parameter '",
+          param.name,
+          "' (shape ",
+          param.shape,
+          ") differs in ",
+          what,
+          " between rank ",
+          ranks.info().global_ranks[0],
+          " and rank ",
+          global,
+          HS_HINT("seed every rank alike before building the model, or set initial_values = "
+                  "broadcast to take rank 0's, or trust to take each rank's own part")
+      );
+    }
   }
 }
 
@@ -388,53 +446,12 @@ void agree_on_values(
       signature.push_back(compare_values ? hash_values(each.param.tensor) : 0);
     }
   }
-  at::Tensor count = at::empty({1}, at::TensorOptions().dtype(at::kLong));
-  count.fill_(static_cast<std::int64_t>(params.size()));
-  const at::Tensor counts = internal::gather_rows(ranks, count);
-  at::Tensor mine = at::empty(
-      {static_cast<std::int64_t>(signature.size())}, at::TensorOptions().dtype(at::kLong)
+  // One number tells whether all agree; only if not is it worth finding out who does not.
+  const auto hash = static_cast<std::int64_t>(
+      hash_memory(signature.data(), signature.size() * sizeof(signature.front()))
   );
-  std::copy(signature.begin(), signature.end(), mine.mutable_data_ptr<std::int64_t>());
-  const auto* per_rank = counts.const_data_ptr<std::int64_t>();
-  for (int r = 0; r < ranks.size(); ++r) {
-    HS_CHECK_EQ(
-        per_rank[r],
-        per_rank[0],
-        "shard: ranks were given different models: rank ",
-        ranks.info().global_ranks[static_cast<std::size_t>(r)],
-        " has another number of parameters than rank ",
-        ranks.info().global_ranks[0]
-    );
-  }
-  if (signature.empty()) {
-    return;
-  }
-  const at::Tensor all = internal::gather_rows(ranks, mine);
-  const auto* rows = all.const_data_ptr<std::int64_t>();
-  const auto width = static_cast<std::int64_t>(signature.size());
-  for (std::int64_t i = 0; i < width; ++i) {
-    for (int r = 1; r < ranks.size(); ++r) {
-      const LogicalParam& param = *params[static_cast<std::size_t>(i / 2)];
-      const int global = ranks.info().global_ranks[static_cast<std::size_t>(r)];
-      const char* what = i % 2 == 0
-                             ? "name, shape, dtype, unit, update family, precision or requires_grad"
-                             : "initial values";
-      HS_CHECK(
-          rows[r * width + i] == rows[i],
-          "shard: parameter '",
-          param.name,
-          "' (shape ",
-          param.shape,
-          ") differs in ",
-          what,
-          " between rank ",
-          ranks.info().global_ranks[0],
-          " and rank ",
-          global,
-          HS_HINT("seed every rank alike before building the model, or set initial_values = "
-                  "broadcast to take rank 0's, or trust to take each rank's own part")
-      );
-    }
+  if (!internal::equal_on_all_ranks(ranks, one_number(hash))) {
+    report_difference(params, signature, ranks);
   }
   if (how == InitialValues::kBroadcast) {
     const c10::NoGradGuard no_grad;
