@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -108,6 +109,14 @@ const bool kIsRegistered =
   }
 }
 
+/// A failed communication is the consequence of another rank's end, however late that one went.
+bool comes_before(const RankResult& a, const RankResult& b) {
+  const auto is_consequence = [](const RankResult& result) {
+    return result.status.code == kFirstErrorCode + static_cast<int>(ErrorCode::kComm);
+  };
+  return std::pair(is_consequence(a), a.seconds) < std::pair(is_consequence(b), b.seconds);
+}
+
 /// Turns what ranks said into failures of the test, and into an exception if one threw.
 void judge(const std::vector<RankResult>& results, double deadline_s) {
   const RankResult* first = nullptr;
@@ -119,8 +128,7 @@ void judge(const std::vector<RankResult>& results, double deadline_s) {
       continue;
     }
     report += "rank " + std::to_string(rank) + ": " + to_text(result) + "\n";
-    const bool is_first = first == nullptr || result.seconds < first->seconds;
-    first = is_first ? &result : first;
+    first = first == nullptr || comes_before(result, *first) ? &result : first;
     in_time = in_time && !result.killed_at_deadline;
   }
   if (!in_time) {
