@@ -116,6 +116,20 @@ void check_text(const RunConfig& config, ConfigProblems& problems) {
   }
 }
 
+void check_precision(const RunConfig& config, ConfigProblems& problems) {
+  const auto refuse_half = [&](const char* key, const std::string& dtype) {
+    if (dtype == "fp16") {
+      problems.add(
+          key,
+          "in fp16 small gradients become 0, since there is no loss scaling (expected \"bf16\", "
+          "which has the range of fp32, or \"fp32\")"
+      );
+    }
+  };
+  refuse_half("precision.compute", config.precision.compute);
+  refuse_half("precision.reduce", config.precision.reduce);
+}
+
 void check_schedule(const RunConfig& config, ConfigProblems& problems) {
   const ScheduleSection& schedule = config.schedule;
   if (schedule.warmup_steps > schedule.steps) {
