@@ -410,23 +410,6 @@ model::GptConfig gpt_config(const RunConfig& config, std::int64_t vocab_size) {
   );
 }
 
-std::string RunConfig::trace_path() const {
-  namespace fs = std::filesystem;
-  if (log.trace.empty()) {
-    return log.profile ? (fs::path(run.dir) / "trace.json").string() : std::string();
-  }
-  const auto normal = [](const fs::path& path) {
-    return fs::absolute(path / "").lexically_normal();
-  };
-  const bool is_folder = fs::is_directory(log.trace) || normal(log.trace) == normal(run.dir);
-  return is_folder ? (fs::path(log.trace) / "trace.json").string() : log.trace;
-}
-
-std::string RunConfig::metrics_path() const {
-  return log.metrics.empty() ? (std::filesystem::path(run.dir) / "metrics.jsonl").string()
-                             : log.metrics;
-}
-
 RunConfigFile::RunConfigFile() {
   bind_run(schema_, config_.run);
   bind_model(schema_, config_.model);

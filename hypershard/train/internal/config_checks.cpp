@@ -1,6 +1,7 @@
 // Why: each check names both values and says which ones would do.
 #include "hypershard/train/internal/config_checks.h"
 
+#include <filesystem>
 #include <string>
 
 #include "hypershard/core/error.h"
@@ -234,6 +235,23 @@ void check_world(const RunConfig& config, int world_size, ConfigProblems& proble
 }
 
 }  // namespace internal
+
+std::string RunConfig::trace_path() const {
+  namespace fs = std::filesystem;
+  if (log.trace.empty()) {
+    return log.profile ? (fs::path(run.dir) / "trace.json").string() : std::string();
+  }
+  const auto normal = [](const fs::path& path) {
+    return fs::absolute(path / "").lexically_normal();
+  };
+  const bool is_folder = fs::is_directory(log.trace) || normal(log.trace) == normal(run.dir);
+  return is_folder ? (fs::path(log.trace) / "trace.json").string() : log.trace;
+}
+
+std::string RunConfig::metrics_path() const {
+  return log.metrics.empty() ? (std::filesystem::path(run.dir) / "metrics.jsonl").string()
+                             : log.metrics;
+}
 
 std::vector<int> RunConfig::mesh_sizes(int world_size) const {
   const internal::MeshSizes sizes = internal::fit_mesh(parallel, world_size);
