@@ -1,7 +1,8 @@
 """What all benchmarks share: ranks as processes, alternation, the result table and its JSON form.
 
-A benchmark is `benchmarks/NAME [--config C] [--quick] --json FILE`. It checks first that both sides
-compute the same, runs them in alternation, prints a table and writes
+A benchmark is `benchmarks/NAME [--config C] [--quick] --json FILE`. It checks that both sides compute
+the same (`compare`: losses; `collectives`: sums; `engine` has one program, with the engine and
+without), runs them in alternation, prints a table and writes
 {"rows": [{"name", "unit", "ours", "peer", "ratio", "bar", "holds"}], "machine": {...}}, where `ours`
 and `peer` are {"min", "median", "n"}; it exits 0 only if every bar holds.
 """
@@ -16,6 +17,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -78,46 +80,77 @@ def _end_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+class Processes:
+    """Processes that are all gone at the end of the block, with their stderr in files: a pipe that
+    nobody reads yet would hold up the one that writes."""
+
+    def __init__(self):
+        self.all, self.errors = [], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.all:
+            if process.poll() is None:
+                process.kill()
+        for process, file in zip(self.all, self.errors):
+            process.wait()
+            file.close()
+
+    def start(self, command, env, core, stdout):
+        def prepare():
+            _end_with_parent()
+            if core is not None:
+                os.sched_setaffinity(0, {core})
+
+        # pylint: disable=consider-using-with
+        self.errors.append(tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace"))
+        self.all.append(subprocess.Popen(
+            command, cwd=ROOT, env=env, preexec_fn=prepare, text=True, stdout=stdout,
+            stderr=self.errors[-1]))
+
+    def finish(self, command, limit_s):
+        """Waits for all and returns what those with a pipe wrote to stdout."""
+        deadline, outputs = time.monotonic() + limit_s, []
+        try:
+            for process in self.all:
+                left_s = max(1, deadline - time.monotonic())
+                outputs.append(process.communicate(timeout=left_s)[0])
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkError(f"{' '.join(command)}: not done within {limit_s} s\n"
+                                 + self.error_text()) from error
+        if any(process.returncode for process in self.all):
+            raise BenchmarkError(f"{' '.join(command)} failed:\n{self.error_text()}")
+        return outputs
+
+    def error_text(self):
+        texts = []
+        for file in self.errors:
+            file.seek(0)
+            texts.append(file.read().strip())
+        return "\n".join(filter(None, texts))
+
+
 def run_ranks(command, ranks, env=None, pin=False, memory=False, limit_s=LIMIT_S):
     """Runs `command` as so many ranks; returns the JSON lines of rank 0, and the peak of PSS."""
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1",
               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
               "GLOO_SOCKET_IFNAME": "lo", "HS_JOB_NONCE": f"bench-{os.getpid()}-{time.time_ns()}"}
     cores = sorted(os.sched_getaffinity(0))
-
-    def prepare(rank):
-        def inner():
-            _end_with_parent()
-            if pin:
-                os.sched_setaffinity(0, {cores[rank % len(cores)]})
-        return inner
-
-    processes = []
-    for rank in range(ranks):
-        own = {**os.environ, **shared, **(env or {}), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        processes.append(subprocess.Popen(
-            command, cwd=ROOT, env=own, preexec_fn=prepare(rank), text=True,
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE))
-    sampler = MemorySampler([p.pid for p in processes])
-    if memory:
-        sampler.start()
-    outputs = [""] * ranks
-    try:
-        deadline = time.monotonic() + limit_s
-        out, outputs[0] = processes[0].communicate(timeout=limit_s)
-        for rank in range(1, ranks):
-            _, outputs[rank] = processes[rank].communicate(
-                timeout=max(1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired as error:
-        raise BenchmarkError(f"{' '.join(command)}: not done within {limit_s} s") from error
-    finally:
-        sampler.ended.set()
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    if any(p.returncode for p in processes):
-        raise BenchmarkError(f"{' '.join(command)} failed:\n" + "\n".join(filter(None, outputs)))
+    with Processes() as processes:
+        for rank in range(ranks):
+            own = {**os.environ, **shared, **(env or {}), "RANK": str(rank),
+                   "LOCAL_RANK": str(rank)}
+            processes.start(command, own, cores[rank % len(cores)] if pin else None,
+                            subprocess.PIPE if rank == 0 else subprocess.DEVNULL)
+        sampler = MemorySampler([p.pid for p in processes.all])
+        if memory:
+            sampler.start()
+        try:
+            out = processes.finish(command, limit_s)[0]
+        finally:
+            sampler.ended.set()
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return lines, sampler.peak
 
@@ -125,24 +158,11 @@ def run_ranks(command, ranks, env=None, pin=False, memory=False, limit_s=LIMIT_S
 def run_floor(command, copies, env=None):
     """Runs copies that do not know of each other, each pinned to a core; returns all summaries."""
     cores = sorted(os.sched_getaffinity(0))
-
-    def prepare(core):
-        def inner():
-            _end_with_parent()
-            os.sched_setaffinity(0, {core})
-        return inner
-
-    processes = [subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, text=True,
-        preexec_fn=prepare(cores[i % len(cores)]), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for i in range(copies)]
-    results = []
-    for process in processes:
-        out, error = process.communicate(timeout=LIMIT_S)
-        if process.returncode:
-            raise BenchmarkError(f"{' '.join(command)} failed:\n{error}")
-        results.append(json.loads(out.splitlines()[-1]))
-    return results
+    with Processes() as processes:
+        for i in range(copies):
+            processes.start(command, {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                            cores[i % len(cores)], subprocess.PIPE)
+        return [json.loads(out.splitlines()[-1]) for out in processes.finish(command, LIMIT_S)]
 
 
 def spread(samples):

@@ -27,7 +27,11 @@ const std::string kEnvTitle =
     "# Environment variables\n\n"
     "What `hypershard info env --markdown` prints; a test keeps this file current. Unknown "
     "variables\n"
-    "that begin with `HS_` are warned of, malformed values refused.\n\n";
+    "that begin with `HS_` are warned of, malformed values refused. Where a key of the "
+    "configuration\n"
+    "says the same, the key wins if it is given in the file or by `--set`; the variable fills what "
+    "is\n"
+    "left open there (absent, empty, 0 or auto).\n\n";
 const std::string kConfigTitle =
     "# Configuration\n\n"
     "What `hypershard info config --markdown` prints; a test keeps this file current. A "

@@ -16,6 +16,7 @@
 #include "hypershard/train/run_config.h"
 #include "hypershard/train/run_folder.h"
 #include "hypershard/train/session.h"
+#include "hypershard/train/trace_window.h"
 #include "hypershard/train/trainer.h"
 
 namespace hypershard::tools {
@@ -32,8 +33,6 @@ struct TrainArguments {
   bool dry_run = false;
   Arguments command_line;
 };
-
-constexpr const char* kProfiledSteps = "log.trace_steps=10";
 
 constexpr const char* kFooter =
     "With --ranks N it starts N ranks on this machine and watches over them. Without, and under\n"
@@ -83,7 +82,6 @@ Plan make_plan(const TrainArguments& arguments, int world_size) {
   }
   if (arguments.profile) {
     overrides.push_back("log.profile=true");
-    overrides.insert(overrides.begin(), kProfiledSteps);  // --set comes later and wins
   }
   plan.config->load(config, overrides, world_size);
   return plan;
@@ -93,6 +91,7 @@ Plan make_plan(const TrainArguments& arguments, int world_size) {
 void check_before_start(const Plan& plan, int world_size) {
   const train::RunConfig& config = plan.config->config();
   train::RunFolder(config.run.dir).check(plan.policy);
+  train::check_trace_folder(config);
   train::open_data(config, world_size);
 }
 

@@ -185,7 +185,9 @@ class Run {
 
  private:
   static optim::AdamWOptions adamw() {
-    return {.lr = 1e-3, .weight_decay = 0.1, .decay_families = {"decay", "no_decay"}};
+    return {
+        .lr = 1e-3, .beta2 = 0.95, .weight_decay = 0.1, .decay_families = {"decay", "no_decay"}
+    };
   }
   bool is_floor() const { return settings_.mode == "floor"; }
   std::pair<at::Tensor, at::Tensor> batch(std::int64_t step) const;

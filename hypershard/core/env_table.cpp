@@ -43,7 +43,8 @@ constexpr Variable kVariables[] = {
     {.name = "HS_SEED",
      .type = Type::kInt,
      .default_value = "-1",
-     .doc = "Seed of weights, data order and sampling; -1 takes the configuration's.",
+     .doc = "Seed of weights, data order and sampling where run.seed (or sample --seed) is not "
+            "given; -1: none.",
      .min = -1},
     {.name = "HS_SHARE",
      .default_value = "auto",

@@ -9,13 +9,14 @@
 
 namespace hypershard::optim {
 
-/// Options of AdamW.
+/// Options of AdamW, with torch's defaults. Unlike there, only the families in `decay_families`
+/// decay: by default `decay`, which parameters of two dimensions and more are in.
 struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;
-  double beta2 = 0.95;
+  double beta2 = 0.999;
   double eps = 1e-8;  ///< positive: padding has no gradient, and 0/0 would fill it
-  double weight_decay = 0.1;
+  double weight_decay = 0.01;
   /// Update families that decay; see shard::FullyShardOptions::update_family.
   std::vector<std::string> decay_families = {"decay"};
 };

@@ -101,7 +101,7 @@ inline Rule adamw_rule() {
   return {
       "adamw",
       [](const TorchGroups& groups) -> OptimizerPtr {
-        const auto options = torch::optim::AdamWOptions(0.02).betas({0.9, 0.95}).weight_decay(0.1);
+        const torch::optim::AdamWOptions options(0.02);  // the defaults are to be the same, too
         auto optimizer = std::make_unique<torch::optim::AdamW>(groups, options);
         auto& undecayed = optimizer->param_groups()[1].options();
         static_cast<torch::optim::AdamWOptions&>(undecayed).weight_decay(0);

@@ -80,6 +80,18 @@ TEST(RankRunTest, AFailedExpectationOfARankIsTheTests) {
       << child.captured_out();
 }
 
+TEST(RankRunTest, ARepeatedTestCountsItsCallsAgain) {
+  SpawnOptions spawn;
+  spawn.argv = {
+      program_path(),
+      "--gtest_repeat=2",
+      "--gtest_filter=RankRunTest.EveryCallRunsOnceInProcessesThatShareMemory"
+  };
+  spawn.out = ChildOutput::kCapture;
+  ChildProcess child(spawn);
+  EXPECT_EQ(child.wait().code, 0) << child.captured_out();
+}
+
 TEST(RankRunTest, AnErrorKeepsItsTypeAndText) {
   std::string text;
   try {

@@ -138,7 +138,7 @@ void agree_on_config(comm::Communicator& ranks, const std::string& toml) {
         our == ours.end() ? "less" : *our,
         ", rank 0 has ",
         their == theirs.end() ? "less" : *their,
-        HS_HINT("give every rank the same file, the same --set and the same HS_* variables")
+        HS_HINT("give every rank the same file, the same --set, HS_SEED and HS_SHARE")
     );
   });
 }

@@ -13,6 +13,8 @@ namespace {
 
 using Strategy = layout::Strategy;
 
+constexpr std::int64_t kProfiledSteps = 10;  // fewer say little about where the time went
+
 const std::vector<std::string>& dtype_words() {
   static const std::vector<std::string> words = {"auto", "fp64", "fp32", "bf16", "fp16"};
   return words;
@@ -194,7 +196,13 @@ void bind_parallel(Schema& schema, ParallelSection& parallel) {
 
 void bind_precision(Schema& schema, PrecisionSection& precision) {
   schema.section("precision", "The dtypes of a parameter's life. auto: fp32.")
-      .bind_choice("compute", &precision.compute, dtype_words(), {.doc = "What kernels read."})
+      .bind_choice(
+          "compute",
+          &precision.compute,
+          dtype_words(),
+          {.doc = "What kernels read; fp16 is refused, for "
+                  "there is no loss scaling."}
+      )
       .bind_choice(
           "storage",
           &precision.storage,
@@ -205,7 +213,9 @@ void bind_precision(Schema& schema, PrecisionSection& precision) {
           "reduce",
           &precision.reduce,
           dtype_words(),
-          {.doc = "What gradients are summed in over ranks; auto: at least fp32."}
+          {.doc =
+               "What gradients are summed in over ranks; auto: at least fp32; fp16 is refused as "
+               "in `compute`."}
       )
       .bind_choice(
           "update",
@@ -367,7 +377,9 @@ void bind_rest(Schema& schema, RunConfig& config) {
       .bind(
           "trace_steps",
           &config.log.trace_steps,
-          {.min = 1, .max = std::int64_t{1} << 32, .doc = "Steps that are traced."}
+          {.min = 1,
+           .max = std::int64_t{1} << 32,
+           .doc = "Steps that are traced; 10 with `profile`, unless this key is given."}
       )
       .bind(
           "profile",
@@ -398,11 +410,6 @@ model::GptConfig gpt_config(const RunConfig& config, std::int64_t vocab_size) {
   );
 }
 
-std::string RunConfig::metrics_path() const {
-  return log.metrics.empty() ? (std::filesystem::path(run.dir) / "metrics.jsonl").string()
-                             : log.metrics;
-}
-
 RunConfigFile::RunConfigFile() {
   bind_run(schema_, config_.run);
   bind_model(schema_, config_.model);
@@ -420,6 +427,7 @@ void RunConfigFile::add_checks() {
   schema_.add_check([this](ConfigProblems& problems) {
     internal::check_model(config_, problems);
     internal::check_text(config_, problems);
+    internal::check_precision(config_, problems);
     internal::check_schedule(config_, problems);
     internal::check_world(config_, world_size_, problems);
   });
@@ -455,13 +463,23 @@ void RunConfigFile::finish(const std::string& name) {
   const model::GptConfig shape = gpt_config(config, /*vocab_size=*/1);
   config.model.kv_heads = shape.num_kv_heads;
   config.model.hidden_dim = shape.hidden_dim;
-  if (const std::int64_t seed = env::get_int("HS_SEED"); seed >= 0) {
+  if (config.log.profile && !schema_.is_given("log.trace_steps")) {
+    config.log.trace_steps = kProfiledSteps;
+  }
+  fill_from_environment();
+}
+
+// A key that says something wins over the variable.
+void RunConfigFile::fill_from_environment() {
+  RunConfig& config = config_;
+  if (const std::int64_t seed = env::get_int("HS_SEED");
+      seed >= 0 && !schema_.is_given("run.seed")) {
     config.run.seed = seed;
   }
-  if (const std::int64_t threads = env::get_int("HS_THREADS"); threads > 0) {
-    config.run.threads = static_cast<int>(threads);
+  if (config.run.threads == 0) {
+    config.run.threads = static_cast<int>(env::get_int("HS_THREADS"));
   }
-  if (env::is_set("HS_SHARE")) {
+  if (config.parallel.share == shard::Share::kAuto) {
     const std::string share = env::get_string("HS_SHARE");
     config.parallel.share = share == "on"    ? shard::Share::kOn
                             : share == "off" ? shard::Share::kOff

@@ -136,7 +136,7 @@ struct LogSection {
   std::int64_t every = 10;
   std::string trace;  ///< empty: none
   std::int64_t trace_first_step = 3;
-  std::int64_t trace_steps = 3;
+  std::int64_t trace_steps = 3;  ///< 10 with `profile`, if the key is not given
   bool profile = false;
 };
 
@@ -156,6 +156,8 @@ struct RunConfig {
 
   /// Returns the file that metrics go to.
   std::string metrics_path() const;
+  /// Returns the file that a trace goes to, empty for none.
+  std::string trace_path() const;
   /// Returns the sizes of the mesh axes {replicate, shard} for so many ranks.
   /// Errors: InvalidArgument if they do not fit.
   std::vector<int> mesh_sizes(int world_size) const;
@@ -175,7 +177,8 @@ class RunConfigFile {
   RunConfigFile(const RunConfigFile&) = delete;
   RunConfigFile& operator=(const RunConfigFile&) = delete;
 
-  /// Reads a file and `key=value` overrides. HS_SEED, HS_THREADS, HS_SHARE and HS_TRACE come last.
+  /// Reads a file and `key=value` overrides. HS_SEED, HS_THREADS, HS_SHARE and HS_TRACE fill what
+  /// these leave open.
   /// Errors: IoError, InvalidArgument listing every problem with file and line.
   void load(const std::string& path, std::span<const std::string> overrides, int world_size);
   /// The same from text, for tests; `name` stands for the file.
@@ -194,6 +197,7 @@ class RunConfigFile {
  private:
   void add_checks();
   void finish(const std::string& name);
+  void fill_from_environment();
 
   RunConfig config_;
   Schema schema_;

@@ -1,6 +1,8 @@
 // Checks that a slip in a run's configuration is refused with its place and a way out.
 #include "hypershard/train/run_config.h"
 
+#include <cstdint>
+#include <cstdlib>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -176,6 +178,96 @@ TEST(RunConfigTest, EmptyDataPathIsNamed) {
 
 TEST(RunConfigTest, InnerSyncNeedsReplicas) {
   expect_problem(problem_of(kSmallest, {"batch.sync=inner"}, 2), {"batch.sync", "replicate"});
+}
+
+TEST(RunConfigTest, HalfIsRefusedWhereGradientsPass) {
+  expect_problem(problem_of(kSmallest, {"precision.compute=fp16"}), {"compute", "scaling", "bf16"});
+  expect_problem(problem_of(kSmallest, {"precision.reduce=fp16"}), {"reduce", "scaling", "bf16"});
+  EXPECT_EQ(problem_of(kSmallest, {"precision.compute=bf16"}), "(no error)");
+}
+
+std::int64_t traced_steps(const std::string& text, const std::vector<std::string>& overrides) {
+  RunConfigFile file;
+  file.load_text(concat_text(kSmallest, text), "run.toml", overrides, 1);
+  return file.config().log.trace_steps;
+}
+
+TEST(RunConfigTest, AProfileTakesTenStepsUnlessToldOtherwise) {
+  EXPECT_EQ(traced_steps("", {}), 3);
+  EXPECT_EQ(traced_steps("", {"log.profile=true"}), 10);
+  EXPECT_EQ(traced_steps("[log]\nprofile = true\n", {}), 10);
+  EXPECT_EQ(traced_steps("[log]\ntrace_steps = 3\n", {"log.profile=true"}), 3);
+  EXPECT_EQ(traced_steps("[log]\nprofile = true\n", {"log.trace_steps=4"}), 4);
+}
+
+TEST(RunConfigTest, ATraceGoesToAFileOrTheRunsFolder) {
+  RunConfigFile file;
+  const auto path = [&](const std::vector<std::string>& overrides) {
+    file.load_text(kSmallest, "tiny.toml", overrides, 1);
+    return file.config().trace_path();
+  };
+  EXPECT_EQ(path({}), "");
+  EXPECT_EQ(path({"log.profile=true"}), "runs/tiny/trace.json");
+  EXPECT_EQ(path({"log.trace=a/b.json", "log.profile=true"}), "a/b.json");
+  EXPECT_EQ(path({"log.trace=runs/tiny"}), "runs/tiny/trace.json");  // not there yet
+  EXPECT_EQ(path({"log.trace=" + ::testing::TempDir()}), ::testing::TempDir() + "trace.json");
+}
+
+// Sets variables and takes them away again.
+class VariablesTest : public ::testing::Test {
+ protected:
+  static constexpr const char* kNames[] = {"HS_SEED", "HS_SHARE", "HS_THREADS", "HS_TRACE"};
+
+  void SetUp() override {
+    ::setenv("HS_SEED", "5", 1);
+    ::setenv("HS_SHARE", "off", 1);
+    ::setenv("HS_THREADS", "7", 1);
+    ::setenv("HS_TRACE", "from_variable.json", 1);
+  }
+  void TearDown() override {
+    for (const char* name : kNames) {
+      ::unsetenv(name);
+    }
+  }
+};
+
+void expect_values(const RunConfig& config, std::int64_t seed, shard::Share share, int threads) {
+  EXPECT_EQ(config.run.seed, seed);
+  EXPECT_EQ(config.parallel.share, share);
+  EXPECT_EQ(config.run.threads, threads);
+}
+
+TEST_F(VariablesTest, FillWhatIsLeftOpen) {
+  RunConfigFile file;
+  file.load_text(kSmallest, "run.toml", {}, 1);
+  expect_values(file.config(), 5, shard::Share::kOff, 7);
+  EXPECT_EQ(file.config().log.trace, "from_variable.json");
+  const std::vector<std::string> open = {"parallel.share=auto", "run.threads=0", "log.trace="};
+  file.load_text(kSmallest, "run.toml", open, 1);
+  expect_values(file.config(), 5, shard::Share::kOff, 7);
+  EXPECT_EQ(file.config().log.trace, "from_variable.json");
+}
+
+TEST_F(VariablesTest, GiveWayToAKeyOfTheFile) {
+  RunConfigFile file;
+  file.load_text(
+      concat_text(
+          kSmallest,
+          "[run]\nseed = 1\nthreads = 2\n[parallel]\nshare = \"on\"\n[log]\ntrace = \"t.json\"\n"
+      ),
+      "run.toml",
+      {},
+      1
+  );
+  expect_values(file.config(), 1, shard::Share::kOn, 2);
+  EXPECT_EQ(file.config().log.trace, "t.json");
+}
+
+TEST_F(VariablesTest, GiveWayToAnOverride) {
+  RunConfigFile file;
+  const std::vector<std::string> given = {"run.seed=1", "run.threads=2", "parallel.share=on"};
+  file.load_text(kSmallest, "run.toml", given, 1);
+  expect_values(file.config(), 1, shard::Share::kOn, 2);
 }
 
 }  // namespace

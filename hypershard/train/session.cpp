@@ -139,7 +139,7 @@ layout::DeviceMesh make_mesh(const RunConfig& config, const layout::Topology& to
 
 std::shared_ptr<comm::World> join_world(const RunConfig& config) {
   const ParallelSection& parallel = config.parallel;
-  if (parallel.supernodes > 0 && !env::is_set("HS_SUPERNODE")) {
+  if (parallel.supernodes > 0) {
     const comm::LaunchInfo info = comm::parse_launch_env(comm::process_environment());
     const int supernode = info.rank / (info.world_size / parallel.supernodes);
     ::setenv("HS_SUPERNODE", std::to_string(supernode).c_str(), 1);
@@ -149,9 +149,9 @@ std::shared_ptr<comm::World> join_world(const RunConfig& config) {
 
 void set_up_process(const RunConfig& config, int local_ranks) {
   keep_freed_memory();
-  auto threads = static_cast<int>(env::get_int("HS_THREADS"));
+  int threads = config.run.threads;
   if (threads == 0) {
-    threads = config.run.threads;
+    threads = static_cast<int>(env::get_int("HS_THREADS"));
   }
   if (threads == 0) {
     threads = std::max(1, available_cores() / std::max(1, local_ranks));

@@ -10,40 +10,47 @@
 #include "hypershard/core/error.h"
 #include "hypershard/core/log.h"
 #include "hypershard/core/trace.h"
+#include "hypershard/train/agreement.h"
 
 namespace hypershard::train {
 namespace fs = std::filesystem;
 
-namespace {
-
-// A trace is written when the run is over: too late to hear that it cannot be.
-void check_folder(const std::string& path) {
-  const fs::path parent = fs::absolute(path).parent_path();
-  if (::access(parent.c_str(), W_OK) != 0) {
+void check_trace_folder(const RunConfig& config) {
+  const std::string path = config.trace_path();
+  if (path.empty()) {
+    return;
+  }
+  const fs::path parent = fs::absolute(path).lexically_normal().parent_path();
+  fs::path existing = parent;
+  // The run makes its own folder, with those above it.
+  if (parent == fs::absolute(fs::path(config.run.dir) / "").lexically_normal().parent_path()) {
+    while (!fs::exists(existing) && existing.has_relative_path()) {
+      existing = existing.parent_path();
+    }
+  }
+  if (::access((existing / ".").c_str(), W_OK) != 0) {
+    const std::string why = errno_text(errno);
     HS_FAIL(
         IoError,
         "trace: cannot write '",
         path,
         "': folder '",
-        parent.string(),
+        existing.string(),
         "': ",
-        errno_text(errno),
+        why,
         HS_HINT("choose another file with --trace or log.trace")
     );
   }
 }
 
-}  // namespace
-
-TraceWindow::TraceWindow(const LogSection& log, const comm::World& world)
-    : path_(
-          fs::is_directory(log.trace) ? (fs::path(log.trace) / "trace.json").string() : log.trace
-      ),
-      first_step_(log.trace_first_step),
-      last_step_(log.trace_first_step + log.trace_steps - 1),
+TraceWindow::TraceWindow(const RunConfig& config, const comm::World& world)
+    : path_(config.trace_path()),
+      first_step_(config.log.trace_first_step),
+      last_step_(config.log.trace_first_step + config.log.trace_steps - 1),
       rank_(world.rank()),
       world_size_(world.size()) {
-  check_folder(path_);
+  HS_ASSERT(!path_.empty());
+  check_trace_folder(config);
 }
 
 void TraceWindow::begin_step(std::int64_t step) {
@@ -65,23 +72,26 @@ std::string TraceWindow::part_path(int rank) const {
 
 void TraceWindow::write(comm::Communicator& everyone) {
   stop_trace();
-  write_trace(world_size_ == 1 ? path_ : part_path(rank_));
-  everyone.barrier("train.trace")->wait();
-  if (rank_ != 0) {
-    return;
-  }
-  if (world_size_ > 1) {
-    std::vector<std::string> parts;
-    for (int rank = 0; rank < world_size_; ++rank) {
-      parts.push_back(part_path(rank));
+  // Agreed on by itself: a full disk must not leave the others in the merge's collectives.
+  run_together(everyone, [&] { write_trace(world_size_ == 1 ? path_ : part_path(rank_)); });
+  run_on_first(everyone, [&] {
+    if (world_size_ > 1) {
+      merge_parts();
     }
-    merge_traces(parts, path_);
-    for (const std::string& part : parts) {
-      std::error_code error;
-      fs::remove(part, error);  // a part that stays does no harm
-    }
+    HS_LOG_INFO("wrote the trace '", path_, "'; ui.perfetto.dev opens it");
+  });
+}
+
+void TraceWindow::merge_parts() const {
+  std::vector<std::string> parts;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    parts.push_back(part_path(rank));
   }
-  HS_LOG_INFO("wrote the trace '", path_, "'; ui.perfetto.dev opens it");
+  merge_traces(parts, path_);
+  for (const std::string& part : parts) {
+    std::error_code error;
+    fs::remove(part, error);  // a part that stays does no harm
+  }
 }
 
 }  // namespace hypershard::train

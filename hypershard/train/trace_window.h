@@ -9,22 +9,28 @@
 
 namespace hypershard::train {
 
+/// Checks that the trace, if there is to be one, can be written: it is when the run is over, which
+/// is too late to hear that it cannot. A folder that the run is going to make counts as good.
+/// Errors: IoError.
+void check_trace_folder(const RunConfig& config);
+
 /// Records some steps on every rank and joins the ranks' traces in one file.
 class TraceWindow {
  public:
-  /// Errors: IoError if the file's folder cannot be written to.
-  TraceWindow(const LogSection& log, const comm::World& world);
+  /// Errors: as check_trace_folder; InternalError if there is to be no trace.
+  TraceWindow(const RunConfig& config, const comm::World& world);
 
   /// Starts recording if the step, counted from 1 in this process, is the first of the window.
   void begin_step(std::int64_t step);
   /// Stops recording if it is the last, and says so.
   bool end_step(std::int64_t step);
   /// Writes the file; ranks of other hosts must see the same folder.
-  /// Collective: all ranks. Errors: IoError.
+  /// Collective: all ranks, not inside run_together. Errors: AgreedFailure; CommError.
   void write(comm::Communicator& everyone);
 
  private:
   std::string part_path(int rank) const;
+  void merge_parts() const;
 
   std::string path_;
   std::int64_t first_step_;

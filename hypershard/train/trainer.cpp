@@ -76,7 +76,7 @@ class Trainer {
   bool evaluation_is_due() const;
   std::optional<Evaluation> evaluate_if_due();
   void evaluate_at_start();
-  void start_trace_window();
+  void open_trace_window();
   void report_profile();
   void save_checkpoint();
   void finish();
@@ -120,25 +120,19 @@ void Trainer::set_up() {
   run_together(everyone, [&] { data = open_data(config(), world_->size()); });
   run_together(everyone, [&] { session_.emplace(config(), world_, std::move(data)); });
   run_together(everyone, [&] { load_or_initialize(); });
+  // Before a former run's files go: where the trace cannot be written, nothing is lost.
+  run_together(everyone, [&] { open_trace_window(); });
   run_on_first(everyone, [&] { open_folder(); });
   comm_meter_.emplace(session_->sharded(), everyone);
   measure_peak();
-  start_trace_window();
-  if (!config().log.trace.empty()) {
-    run_together(everyone, [&] { trace_.emplace(config().log, *world_); });
-  }
   run_on_first(everyone, [&] { announce(); });
 }
 
-void Trainer::start_trace_window() {
-  LogSection log = config().log;
-  if (log.profile && log.trace.empty()) {
-    log.trace = folder_.path() + "/trace.json";
-  }
-  if (log.trace.empty()) {
+void Trainer::open_trace_window() {
+  if (config().trace_path().empty()) {
     return;
   }
-  trace_.emplace(log, *world_);
+  trace_.emplace(config(), *world_);
   std::vector<std::string> units;
   for (const auto& unit : session_->sharded().engine().units()) {
     units.push_back(unit->path());
@@ -387,7 +381,7 @@ void Trainer::finish() {
     report_profile();  // the run ended inside the window
   }
   if (trace_) {
-    run_together(session_->everyone(), [&] { trace_->write(session_->everyone()); });
+    trace_->write(session_->everyone());
   }
   if (is_first() && config().log.every > 0) {
     progress_->finish();

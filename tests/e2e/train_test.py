@@ -95,6 +95,21 @@ class TrainTest(program.ProgramTest):
             self.assertIn("unshard blocks.1", waits)
         self.assertEqual([name for name in os.listdir(self.folder) if ".rank" in name], [])
 
+    def test_trace_that_cannot_be_written_keeps_the_former_run(self):
+        _, run = self.train_well()
+        config = os.path.join(self.folder, "tiny.toml")
+        absent = os.path.join(self.folder, "absent", "trace.json")
+        for rank in ({}, {"RANK": "0", "WORLD_SIZE": "1"}):  # the launcher's check, and the rank's
+            result = self.run_program("train", config, "--overwrite", "--trace", absent, env=rank)
+            self.assert_fails(result, 2, absent, "No such file", "--trace")
+            self.assertTrue(os.path.exists(os.path.join(run, "checkpoints", "latest")), result)
+
+    def test_trace_part_that_cannot_be_written_is_told_by_all_ranks(self):
+        path = os.path.join(self.folder, "blocked.json")
+        os.mkdir(path + ".rank1")
+        result, _ = self.train("--ranks", 2, "--trace", path)
+        self.assert_fails(result, 2, path + ".rank1")
+
     def test_profile_adds_up_and_names_modules(self):
         result, run = self.train_well("--ranks", 2, "--profile", "--set", "log.trace_steps=3")
         self.assertIn("profile of rank 0: 3 steps of", result.out)

@@ -109,6 +109,12 @@ const bool kTrain = register_worker("train", [](const std::vector<std::string>& 
   });
 });
 
+// Rank 2 was told another back end.
+const bool kOddBackEnd = register_worker("odd_back_end", [](const std::vector<std::string>&) {
+  ::setenv("HS_COMM", std::string(std::getenv("RANK")) == "2" ? "c10d" : "auto", 1);
+  return guarded([](World& world) { world.world_communicator()->barrier()->wait(); });
+});
+
 // Rank 1 fails before it has met the others anywhere but in the store.
 const bool kEarly = register_worker("early", [](const std::vector<std::string>&) {
   return guarded([](World& world) {
@@ -221,6 +227,16 @@ TEST_F(ProcessWorldTest, SharedMemoryAcrossSupernodesIsAnError) {
     expect_contains(
         result, {"'world' over ranks [0, 1] crosses supernodes", "HS_COMM=auto takes shared memory"}
     );
+  }
+}
+
+// Nobody waits for the timeout.
+TEST_F(ProcessWorldTest, DifferentBackEndsAreAnErrorThatNamesBothRanks) {
+  const auto results = run_processes(3, "odd_back_end", options_of({}, {{"HS_TIMEOUT_S", "60"}}));
+  for (const RankResult& result : results) {
+    EXPECT_EQ(result.status.code, 2) << to_text(result);
+    EXPECT_LT(result.seconds, 30);
+    expect_contains(result, {"rank 0 has auto, rank 2 has c10d", "HS_COMM"});
   }
 }
 

@@ -40,13 +40,24 @@ std::string current_test() {
   return std::string(info->test_suite_name()) + "." + info->name();
 }
 
-/// Counts the calls of run_ranks with processes in the current test, from 0.
-int next_call(const std::string& test) {
-  static std::string last;
-  static int count = 0;
-  count = test == last ? count + 1 : 0;
-  last = test;
-  return count;
+/// Counts the calls of run_ranks with processes in the current test, from 0. By GoogleTest's
+/// events: a repeated test has the name of the one before.
+class CallCounter : public ::testing::EmptyTestEventListener {
+ public:
+  void OnTestStart(const ::testing::TestInfo& /*test*/) override { next_ = 0; }
+  int next() { return next_++; }
+
+ private:
+  int next_ = 0;
+};
+
+int next_call() {
+  static CallCounter* const counter = [] {
+    auto* made = new CallCounter;  // owned by GoogleTest
+    ::testing::UnitTest::GetInstance()->listeners().Append(made);
+    return made;
+  }();
+  return counter->next();
 }
 
 // arguments: the test, the call in it
@@ -152,7 +163,7 @@ void run_rank_processes(
     const RunRanksOptions& options
 ) {
   const std::string test = current_test();
-  const int call = next_call(test);
+  const int call = next_call();
   if (call_to_run() >= 0) {
     if (call == call_to_run()) {
       run_body(body);

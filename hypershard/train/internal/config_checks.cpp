@@ -1,6 +1,7 @@
 // Why: each check names both values and says which ones would do.
 #include "hypershard/train/internal/config_checks.h"
 
+#include <filesystem>
 #include <string>
 
 #include "hypershard/core/error.h"
@@ -116,6 +117,20 @@ void check_text(const RunConfig& config, ConfigProblems& problems) {
   }
 }
 
+void check_precision(const RunConfig& config, ConfigProblems& problems) {
+  const auto refuse_half = [&](const char* key, const std::string& dtype) {
+    if (dtype == "fp16") {
+      problems.add(
+          key,
+          "in fp16 small gradients become 0, since there is no loss scaling (expected \"bf16\", "
+          "which has the range of fp32, or \"fp32\")"
+      );
+    }
+  };
+  refuse_half("precision.compute", config.precision.compute);
+  refuse_half("precision.reduce", config.precision.reduce);
+}
+
 void check_schedule(const RunConfig& config, ConfigProblems& problems) {
   const ScheduleSection& schedule = config.schedule;
   if (schedule.warmup_steps > schedule.steps) {
@@ -220,6 +235,23 @@ void check_world(const RunConfig& config, int world_size, ConfigProblems& proble
 }
 
 }  // namespace internal
+
+std::string RunConfig::trace_path() const {
+  namespace fs = std::filesystem;
+  if (log.trace.empty()) {
+    return log.profile ? (fs::path(run.dir) / "trace.json").string() : std::string();
+  }
+  const auto normal = [](const fs::path& path) {
+    return fs::absolute(path / "").lexically_normal();
+  };
+  const bool is_folder = fs::is_directory(log.trace) || normal(log.trace) == normal(run.dir);
+  return is_folder ? (fs::path(log.trace) / "trace.json").string() : log.trace;
+}
+
+std::string RunConfig::metrics_path() const {
+  return log.metrics.empty() ? (std::filesystem::path(run.dir) / "metrics.jsonl").string()
+                             : log.metrics;
+}
 
 std::vector<int> RunConfig::mesh_sizes(int world_size) const {
   const internal::MeshSizes sizes = internal::fit_mesh(parallel, world_size);

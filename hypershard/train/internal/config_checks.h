@@ -11,6 +11,8 @@ namespace hypershard::train::internal {
 void check_model(const RunConfig& config, ConfigProblems& problems);
 /// Paths are named and patterns are well formed.
 void check_text(const RunConfig& config, ConfigProblems& problems);
+/// No gradient passes through fp16.
+void check_precision(const RunConfig& config, ConfigProblems& problems);
 /// Warm-up ends before the run does; optimizer values fit each other.
 void check_schedule(const RunConfig& config, ConfigProblems& problems);
 /// The mesh and the batch fit the number of ranks; 0 ranks: not known yet.

@@ -56,8 +56,13 @@ Backend backend_of(Backend wanted) {
   return name == "shm" ? Backend::kShm : name == "c10d" ? Backend::kC10d : Backend::kAuto;
 }
 
-Identity own_identity() {
+std::string to_word(Backend backend) {
+  return backend == Backend::kShm ? "shm" : backend == Backend::kC10d ? "c10d" : "auto";
+}
+
+Identity own_identity(Backend backend) {
   Identity identity;
+  identity.backend = to_word(backend);
   // Emulated hosts on one machine have network namespaces of their own.
   identity.host = boot_id() + "/" + std::to_string(network_namespace());
   identity.host_name = host_name();
@@ -68,14 +73,19 @@ Identity own_identity() {
 }
 
 std::string encode(const Identity& identity) {
-  return identity.host + kSeparator + identity.supernode + kSeparator + identity.host_name;
+  return identity.host + kSeparator + identity.supernode + kSeparator + identity.backend +
+         kSeparator + identity.host_name;
 }
 
 Identity decode(const std::string& text) {
   const std::size_t first = text.find(kSeparator);
   const std::size_t second = text.find(kSeparator, first + 1);
+  const std::size_t third = text.find(kSeparator, second + 1);
   return {
-      text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)
+      .host = text.substr(0, first),
+      .supernode = text.substr(first + 1, second - first - 1),
+      .host_name = text.substr(third + 1),
+      .backend = text.substr(second + 1, third - second - 1)
   };
 }
 
@@ -118,7 +128,9 @@ void check_job(const Membership& member) {
 }
 
 void tell_identity(Membership& member) {
-  member.store->set("host/" + std::to_string(member.info.rank), to_bytes(encode(own_identity())));
+  member.store->set(
+      "host/" + std::to_string(member.info.rank), to_bytes(encode(own_identity(member.backend)))
+  );
   if (member.info.rank == 0) {
     member.store->set("nonce", to_bytes(random_nonce()));
   }
@@ -167,6 +179,32 @@ bool wait_for_all(const Membership& member, const std::vector<std::string>& keys
   );
 }
 
+// Ranks with different back ends would wait for each other in different places until the timeout.
+void check_backends(const Membership& member) {
+  const std::string& first = member.identities.front().backend;
+  const auto other = std::find_if(
+      member.identities.begin(),
+      member.identities.end(),
+      [&](const Identity& identity) { return identity.backend != first; }
+  );
+  if (other == member.identities.end()) {
+    return;
+  }
+  if (member.hosts_store) {
+    std::this_thread::sleep_for(to_ms(kGaveUpFarewellS));  // the others are to read it as well
+  }
+  HS_FAIL(
+      InvalidArgument,
+      "comm.world: the ranks were told different back ends: rank 0 has ",
+      first,
+      ", rank ",
+      other - member.identities.begin(),
+      " has ",
+      other->backend,
+      HS_HINT("give every rank the same HS_COMM and parallel.backend")
+  );
+}
+
 void meet(Membership& member) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < member.info.world_size; ++rank) {
@@ -182,6 +220,7 @@ void meet(Membership& member) {
   for (const auto& value : values) {
     member.identities.push_back(decode(to_string(value)));
   }
+  check_backends(member);
 }
 
 HealthOptions health_options(const LaunchInfo& info) {
@@ -274,7 +313,7 @@ Membership join_job(const LaunchInfo& info, const WorldOptions& options) {
                           : static_cast<double>(env::get_duration_ms("HS_TIMEOUT_S")) * 1e-3;
   member->backend = backend_of(options.backend);
   if (info.world_size == 1) {
-    member->identities = {own_identity()};
+    member->identities = {own_identity(member->backend)};
     member->nonce = random_nonce();
     return *member;
   }

@@ -23,6 +23,7 @@ struct Identity {
   std::string host;       ///< equal: the same kernel and network
   std::string supernode;  ///< as stated by the user, or empty
   std::string host_name;
+  std::string backend;  ///< that it was told to take: auto, shm, c10d
 
   std::string label() const { return supernode.empty() ? "host " + host : "stated " + supernode; }
 };
@@ -44,7 +45,7 @@ struct Membership {
 /// Joins the job that `info` describes and returns once all ranks have.
 ///
 /// Errors: CommError that names the store, or the ranks that did not come in time; InvalidArgument
-/// if the store is another job's or the rank is taken.
+/// if the store is another job's, the rank is taken, or ranks were told different back ends.
 Membership join_job(const LaunchInfo& info, const WorldOptions& options);
 
 }  // namespace hypershard::comm::internal
