@@ -27,8 +27,8 @@ class Work {
   virtual void wait() = 0;
 
   /// Blocks until this rank's input may be written again; implies wait(). Differs from wait() only
-  /// where peers read it in place, and never for all-reduce and broadcast, whose tensor is input and
-  /// output: their result may be written once it may be read.
+  /// where peers read it in place, and never for all-reduce and broadcast, whose tensor is input
+  /// and output: their result may be written once it may be read.
   virtual void wait_released() { wait(); }
 };
 using WorkPtr = std::shared_ptr<Work>;
