@@ -122,7 +122,7 @@ std::vector<ModuleTime> module_times(const std::vector<TraceShare>& shares, doub
 
 template <class... Values>
 std::string formatted(const char* format, Values... values) {
-  std::array<char, 256> text;
+  std::array<char, 256> text{};
   std::snprintf(text.data(), text.size(), format, values...);
   return text.data();
 }
