@@ -96,6 +96,12 @@ endfunction()
 function(_hs_make_torch_targets root abi)
   set(includes "${root}/include" "${root}/include/torch/csrc/api/include")
   add_library(hypershard_torch::torch INTERFACE IMPORTED)
+  # libtorch.so of 2.11 exports an old std::filesystem that crashes; libstdc++ must be asked first.
+  if(HypershardTorch_VERSION VERSION_LESS 2.12)
+    target_link_libraries(
+      hypershard_torch::torch
+      INTERFACE "-Wl,--push-state,--no-as-needed,-lstdc++,--pop-state")
+  endif()
   set_target_properties(hypershard_torch::torch PROPERTIES INTERFACE_COMPILE_FEATURES cxx_std_20)
   target_include_directories(hypershard_torch::torch SYSTEM INTERFACE ${includes})
   target_compile_definitions(hypershard_torch::torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${abi})
