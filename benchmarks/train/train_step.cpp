@@ -22,6 +22,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/optim/adamw.h"
+#include "hypershard/shard/engine.h"
 #include "hypershard/shard/fully_shard.h"
 #include "hypershard/train/comm_meter.h"
 #include "hypershard/train/process_memory.h"
@@ -47,6 +48,7 @@ struct Settings {
   int warmup = 3;
   std::uint64_t seed = 1;
   bool reshard = true;
+  bool step_in_backward = false;
 };
 
 Settings parse(int argc, char** argv) {
@@ -67,6 +69,7 @@ Settings parse(int argc, char** argv) {
   app.add_option("--warmup", settings.warmup);
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-reshard", settings.reshard);
+  app.add_flag("--step-in-backward", settings.step_in_backward);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -79,16 +82,23 @@ std::string peer_name(const std::string& name) {
   return name.starts_with("embed.") ? "tok_emb." + name.substr(6) : name;
 }
 
-void fill(model::Gpt& model, std::uint64_t seed) {
+// No rank ever holds more than its own weights.
+void fill(const shard::ShardedModel& model, std::uint64_t seed) {
   const at::NoGradGuard no_grad;
-  for (auto& item : model->named_parameters()) {
-    at::Tensor& value = item.value();
-    if (value.dim() == 1) {
-      value.fill_(1.0);
-    } else {
-      value.copy_(formula_weights(peer_name(item.key()), seed, value.numel()).view_as(value));
+  for (const shard::UpdateTensor& update : model.update_parameters()) {
+    for (const shard::UpdatePiece& piece : update.pieces) {
+      at::Tensor values = update.tensor.narrow(0, piece.offset, piece.range.numel());
+      if (piece.shape.size() == 1) {
+        values.fill_(1.0);
+      } else {
+        const std::int64_t numel = c10::multiply_integers(piece.shape);
+        values.copy_(formula_weights(peer_name(piece.name), seed, numel)
+                         .narrow(0, piece.range.begin, piece.range.numel()));
+      }
     }
   }
+  model.engine().mark_initialised();
+  model.sync_runtime();
 }
 
 shard::FullyShardOptions shard_options(const Settings& settings) {
@@ -168,14 +178,15 @@ class Run {
                 .num_heads = settings.heads,
                 .max_sequence = settings.seq
             },
-            model::GptOptions{.seed = std::nullopt}
+            model::GptOptions{.device = at::kMeta, .seed = std::nullopt}
         ) {
-    fill(model_, settings.seed);
     sharded_.emplace(shard::fully_shard(*model_, mesh_, shard_options(settings)));
+    fill(*sharded_, settings.seed);
     if (is_floor()) {
       partial_.emplace(*sharded_, settings.floor_parts);
     } else {
       optimizer_.emplace(*sharded_, adamw());
+      optimizer_->step_in_backward(settings.step_in_backward);
     }
     everyone_ = world_->world_communicator();
     meter_.emplace(*sharded_, *everyone_);

@@ -253,7 +253,7 @@ WorkPtr Communicator::reduce_scatter(
     const at::Tensor& output,
     const at::Tensor& input,
     std::span<const std::int64_t> counts,
-    ReduceOp op,
+    Reduction reduction,
     std::string_view unit
 ) {
   const Subject subject{Op::kReduceScatter, unit, info_};
@@ -270,7 +270,7 @@ WorkPtr Communicator::reduce_scatter(
   );
   Call call;
   call.op = Op::kReduceScatter;
-  call.reduce = op;
+  call.reduce = reduction;
   call.input_counts = full_counts(subject, "counts", counts, input.numel(), "input");
   HS_CHECK_EQ(
       output.numel(),
@@ -289,13 +289,15 @@ WorkPtr Communicator::reduce_scatter(
   return submit(std::move(call));
 }
 
-WorkPtr Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view unit) {
+WorkPtr Communicator::all_reduce(
+    const at::Tensor& tensor, Reduction reduction, std::string_view unit
+) {
   const Subject subject{Op::kAllReduce, unit, info_};
   check_tensor(subject, "tensor", tensor);
   check_reducible(subject, tensor.scalar_type());
   Call call;
   call.op = Op::kAllReduce;
-  call.reduce = op;
+  call.reduce = reduction;
   call.output = flat(tensor);
   call.input = call.output;
   call.unit = unit;

@@ -23,6 +23,17 @@ namespace hypershard::comm {
 enum class ReduceOp : std::uint8_t { kSum, kMax, kMin };
 std::string to_text(ReduceOp op);
 
+/// A join, and what its result is divided by.
+///
+/// The division comes once, after all values are joined, in the dtype of the accumulation and
+/// before the result is rounded to the output's dtype; it costs no pass over memory of its own.
+struct Reduction {
+  ReduceOp op = ReduceOp::kSum;
+  double divisor = 1;  ///< equal on all ranks; 1 divides nothing
+  // Implicit: most reductions are no more than their operation.
+  Reduction(ReduceOp join = ReduceOp::kSum, double divide_by = 1) : op(join), divisor(divide_by) {}
+};
+
 /// Who a communicator joins.
 struct GroupInfo {
   std::string name;               ///< mesh axis or `world`; part of every message
@@ -87,7 +98,7 @@ class Communicator {
       const at::Tensor& output,
       const at::Tensor& input,
       std::span<const std::int64_t> counts = {},
-      ReduceOp op = ReduceOp::kSum,
+      Reduction reduction = {},
       std::string_view unit = {}
   );
 
@@ -95,7 +106,7 @@ class Communicator {
   /// Collective: yes.
   /// Errors: as for all_gather.
   WorkPtr all_reduce(
-      const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, std::string_view unit = {}
+      const at::Tensor& tensor, Reduction reduction = {}, std::string_view unit = {}
   );
 
   /// Copies `tensor` of rank `root` to all ranks.
@@ -146,7 +157,7 @@ class Communicator {
     at::Tensor input;
     std::vector<std::int64_t> output_counts;  ///< all-gather, all-to-all: by source rank
     std::vector<std::int64_t> input_counts;   ///< reduce-scatter, all-to-all: by destination rank
-    ReduceOp reduce = ReduceOp::kSum;
+    Reduction reduce;
     int root = 0;
     std::string unit;
     std::uint64_t sequence = 0;  ///< of this communicator

@@ -37,7 +37,7 @@ at::Tensor weight_gradient(
     internal::transposed_product_into(claim.destination, grad_y, x, claim.overwrite);
     return {};
   }
-  return internal::product(grad_y.t(), x);
+  return internal::transposed_product(grad_y, x);
 }
 
 at::Tensor bias_gradient(const at::Tensor& bias, const at::Tensor& grad_y) {

@@ -2,11 +2,14 @@
 // not.
 #include "hypershard/nn/linear.h"
 
+#include <array>
+#include <cstdint>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -80,6 +83,35 @@ TEST(LinearTest, SlotGetsTheSameBitsAsThePlainPath) {
     EXPECT_TRUE(same_bits(fused.x.grad(), plain.x.grad()));
     EXPECT_EQ(weight_slot->claims, 3);
   }
+}
+
+// Large fp32 products take other kernels where those are faster, on one thread another still.
+TEST(LinearTest, LargeProductsAreRightForAnySizeAndSlotOrNot) {
+  const int threads = at::get_num_threads();
+  for (const int num_threads : {1, 2}) {
+    at::set_num_threads(num_threads);
+    for (const auto& [rows, in, out] :
+         {std::array<std::int64_t, 3>{128, 512, 512}, {131, 403, 349}, {1000, 129, 133}}) {
+      const auto x = random_tensor({rows, in}, at::kFloat, 1).requires_grad_(true);
+      const auto weight = random_tensor({out, in}, at::kFloat, 2).requires_grad_(true);
+      const auto bias = random_tensor({out}, at::kFloat, 3);
+      const auto grad = random_tensor({rows, out}, at::kFloat, 4);
+      const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };
+      const auto y = nn::linear(x, weight, bias);
+      EXPECT_TRUE(at::allclose(wide(y), at::linear(wide(x), wide(weight), wide(bias)), 1e-5, 1e-4));
+      y.backward(grad);
+      EXPECT_TRUE(at::allclose(wide(x.grad()), wide(grad).mm(wide(weight)), 1e-5, 1e-4));
+      EXPECT_TRUE(at::allclose(wide(weight.grad()), wide(grad).t().mm(wide(x)), 1e-5, 1e-4));
+
+      const auto fused = weight.detach().clone().requires_grad_(true);
+      const auto slot = attach_slot(fused, at::kFloat);
+      nn::linear(x.detach(), fused, bias).backward(grad);
+      EXPECT_TRUE(same_bits(slot->buffer, weight.grad()));
+      nn::linear(x.detach(), fused, bias).backward(grad);
+      EXPECT_TRUE(at::allclose(wide(slot->buffer), 2 * wide(weight.grad()), 1e-5, 1e-4));
+    }
+  }
+  at::set_num_threads(threads);
 }
 
 TEST(LinearTest, ASlotWithoutDestinationMeansThePlainPath) {

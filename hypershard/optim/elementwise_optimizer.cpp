@@ -73,6 +73,15 @@ std::vector<torch::optim::OptimizerParamGroup> make_groups(
   return groups;
 }
 
+void check_first_group(const shard::UpdateTensor& update, bool is_first) {
+  HS_CHECK(
+      is_first,
+      "optim: update tensor '",
+      update.name,
+      "' is in two parameter groups, and would be stepped twice"
+  );
+}
+
 void check_gradient(const shard::UpdateTensor& update, const at::Tensor& grad) {
   HS_CHECK(
       grad.scalar_type() == update.tensor.scalar_type() && grad.numel() == update.tensor.numel() &&
@@ -172,12 +181,7 @@ std::vector<ElementwiseOptimizer::Call> ElementwiseOptimizer::collect(
     std::map<c10::ScalarType, Batch> batches;
     for (const at::Tensor& param : group.params()) {
       const std::size_t i = index_of(param);
-      HS_CHECK(
-          std::exchange(seen[i], char{1}) == 0,
-          "optim: update tensor '",
-          updates_[i].name,
-          "' is in two parameter groups, and would be stepped twice"
-      );
+      check_first_group(updates_[i], std::exchange(seen[i], char{1}) == 0);
       const at::Tensor& grad = param.grad();
       if (!grad.defined()) {
         continue;
@@ -201,6 +205,90 @@ std::vector<ElementwiseOptimizer::Call> ElementwiseOptimizer::collect(
   return calls;
 }
 
+ElementwiseOptimizer::~ElementwiseOptimizer() {
+  if (steps_in_backward_) {
+    model_.engine().update_in_backward = nullptr;
+  }
+}
+
+void ElementwiseOptimizer::step_in_backward(bool on) {
+  if (on == steps_in_backward_) {
+    return;
+  }
+  shard::Engine& engine = model_.engine();
+  HS_CHECK(
+      !on || !engine.update_in_backward,
+      "optim: another optimizer updates this model in backward",
+      HS_HINT("one optimizer owns the update parameters; destroy the other, or call "
+              "step_in_backward(false) on it")
+  );
+  steps_in_backward_ = on;
+  engine.update_in_backward = nullptr;
+  if (!on) {
+    return;
+  }
+  unit_begins_.assign(1, 0);
+  for (const auto& unit : engine.units()) {
+    std::size_t end = unit_begins_.back();
+    for (const auto& group : unit->groups()) {
+      end += group->updates().size();
+    }
+    unit_begins_.push_back(end);
+  }
+  engine.update_in_backward = [this](const shard::Unit& unit) { update_unit(unit); };
+}
+
+// Once a step: groups may be added, and their options changed, between steps.
+void ElementwiseOptimizer::find_backward_options() {
+  backward_options_.assign(updates_.size(), nullptr);
+  for (const torch::optim::OptimizerParamGroup& group : param_groups()) {
+    check_options(group.options());
+    for (const at::Tensor& param : group.params()) {
+      const Options*& options = backward_options_[index_of(param)];
+      check_first_group(updates_[index_of(param)], options == nullptr);
+      options = &group.options();
+    }
+  }
+}
+
+void ElementwiseOptimizer::update_unit(const shard::Unit& unit) {
+  const c10::NoGradGuard no_grad;
+  const ErrorContext context("optimizer step in backward");
+  if (backward_options_.empty()) {
+    find_backward_options();
+  }
+  const auto index = static_cast<std::size_t>(unit.index());
+  std::vector<Call> calls;
+  for (std::size_t i = unit_begins_[index]; i < unit_begins_[index + 1]; ++i) {
+    const at::Tensor& grad = updates_[i].tensor.grad();
+    const Options* options = backward_options_[i];
+    if (!grad.defined() || options == nullptr) {
+      continue;
+    }
+    check_gradient(updates_[i], grad);
+    ensure_state(i, state_names_of(*options));
+    ++steps_[i];
+    if (grad.numel() == 0) {
+      continue;
+    }
+    auto call = std::find_if(calls.begin(), calls.end(), [&](const Call& each) {
+      return each.options == options &&
+             each.batch.params.front().scalar_type() == grad.scalar_type();
+    });
+    if (call == calls.end()) {
+      call = calls.insert(calls.end(), {options, {}});
+    }
+    add_to_batch(
+        call->batch,
+        i,
+        at::full({}, static_cast<double>(steps_[i]), grad.options().dtype(at::kFloat))
+    );
+  }
+  for (Call& call : calls) {
+    apply(*call.options, call.batch);
+  }
+}
+
 at::Tensor ElementwiseOptimizer::step(LossClosure closure) {
   at::Tensor loss;
   if (closure) {
@@ -210,6 +298,7 @@ at::Tensor ElementwiseOptimizer::step(LossClosure closure) {
   const c10::NoGradGuard no_grad;
   const ErrorContext context("optimizer step");
   model_.begin_update();
+  backward_options_.clear();
   std::vector<std::size_t> stepped;
   for (Call& call : collect(stepped)) {
     apply(*call.options, call.batch);

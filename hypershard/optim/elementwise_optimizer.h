@@ -14,6 +14,10 @@
 
 #include "hypershard/optim/optimizer.h"
 
+namespace hypershard::shard {
+class Unit;
+}
+
 namespace hypershard::optim {
 
 /// Base of optimizers whose update of an element depends on that element's gradient and state
@@ -29,6 +33,7 @@ class ElementwiseOptimizer : public ShardedOptimizer {
   /// other tensors, the same twice, or options that are out of range.
   at::Tensor step(LossClosure closure = nullptr) override;
 
+  void step_in_backward(bool on) override;
   std::vector<StateTensor> state_tensors() override;
   std::vector<std::string> state_names(std::size_t update) const override;
   std::int64_t num_steps() const override { return num_steps_; }
@@ -57,6 +62,9 @@ class ElementwiseOptimizer : public ShardedOptimizer {
       const Options& decayed,
       const Options& undecayed
   );
+  ~ElementwiseOptimizer() override;
+  ElementwiseOptimizer(const ElementwiseOptimizer&) = delete;
+  ElementwiseOptimizer& operator=(const ElementwiseOptimizer&) = delete;
 
   /// Throws InvalidArgument or Unsupported unless `options` are this rule's and in range.
   virtual void check_options(const Options& options) const = 0;
@@ -71,6 +79,8 @@ class ElementwiseOptimizer : public ShardedOptimizer {
     Batch batch;
   };
   std::size_t index_of(const at::Tensor& tensor) const;
+  void update_unit(const shard::Unit& unit);
+  void find_backward_options();
   std::vector<Call> collect(std::vector<std::size_t>& stepped);
   void add_to_batch(Batch& batch, std::size_t update, const at::Tensor& step);
   void ensure_state(std::size_t update, const std::vector<std::string>& names);
@@ -88,6 +98,10 @@ class ElementwiseOptimizer : public ShardedOptimizer {
   std::vector<State> updates_state_;
   std::vector<std::int64_t> steps_;
   std::int64_t num_steps_ = 0;
+
+  bool steps_in_backward_ = false;
+  std::vector<const Options*> backward_options_;  ///< by update tensor; empty between steps
+  std::vector<std::size_t> unit_begins_;  ///< first update tensor of each unit, and their number
 };
 
 }  // namespace hypershard::optim

@@ -61,6 +61,18 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   /// Returns the learning rate of the first parameter group.
   virtual double lr() const = 0;
 
+  /// On: each unit is updated inside backward, as soon as its gradient is reduced. step() then only
+  /// counts the step.
+  ///
+  /// Saves the memory of all reduced gradients and a pass over them; what ranks would spend waiting
+  /// for each other goes into updates. The bits are those of a step after backward. The learning
+  /// rate of a step must be set before its backward; gradients cannot be clipped or looked at, and
+  /// a backward that fails leaves weights of two steps, which the next forward refuses. Every
+  /// backward that reduces over all axes updates: where several micro-batches of a step do, turn it
+  /// on for the last. Call between backwards.
+  /// Errors: InvalidArgument if another optimizer updates this model in backward.
+  virtual void step_in_backward(bool on) = 0;
+
   /// Refused: torch's archives know neither shards nor logical names.
   /// Errors: Unsupported, always.
   void save(torch::serialize::OutputArchive& archive) const final;

@@ -382,6 +382,7 @@ void Engine::sync_runtime() {
       stack_.empty() && !in_backward_,
       "shard: sync_runtime() was called during a forward or backward; call it between steps"
   );
+  torn_units_ = 0;
   open_window();
   may_update_ = true;
   needs_publish_ = true;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -115,6 +116,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool reduce_gradients = true;  ///< off: gradients stay local and add up
   bool cross_replicas = true;    ///< off: reduce inside `shard` only and keep the sum
   double gradient_divisor = 0;   ///< 0: the number of ranks that see different data
+  /// Called in the middle of backward when a unit's gradients have come to rest, reduced over all
+  /// axes, as grad() of its update tensors. It may write those: every rank is done with the unit's
+  /// parameters until the next forward. The gradients are gone when it returns, and with them the
+  /// memory that would have kept them to the end of backward. nullptr: gradients stay.
+  std::function<void(const Unit& unit)> update_in_backward;
 
   const DataParallel& parallel() const { return parallel_; }
   const FullyShardOptions& options() const { return options_; }
@@ -155,8 +161,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void start_ready_reductions();
   void progress();
   void drive_until(const comm::WorkPtr& work);
+  bool test_front();
   void wait_front();
   void pop_reduction();
+  void update_unit(Unit& unit);
   void end_backward_span(int unit);
   void reset_iteration();
   void recover();
@@ -187,6 +195,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool window_open_ = true;
   bool may_update_ = true;  ///< no gradient of a forward that ran is still to come
   bool needs_publish_ = true;
+  int updated_units_ = 0;  ///< by this backward
+  int torn_units_ = 0;     ///< by a backward that failed: the weights are a mix of two steps
   std::uint64_t seen_versions_ = 0;
 
   // the pass that runs

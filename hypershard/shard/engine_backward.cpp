@@ -29,6 +29,7 @@ void Engine::begin_backward() {
   }
   started_ = 0;
   next_reduction_ = 0;
+  updated_units_ = 0;
   for (const auto& unit : units_) {
     unit->ready = false;
     unit->reduced = false;
@@ -208,8 +209,13 @@ void Engine::start_ready_reductions() {
       }
       InFlight started{.unit = unit.index(), .work = nullptr, .span = {}};
       started.span.begin();
-      started.work =
-          unit.start_reduce(*gradient_buffers_, divisor, cross_replicas, replicate_axis_);
+      started.work = unit.start_reduce(
+          *gradient_buffers_,
+          {.divisor = divisor,
+           .cross = cross_replicas,
+           .rest_in_buffer = static_cast<bool>(update_in_backward)},
+          replicate_axis_
+      );
       in_flight_.push_back(std::move(started));
     }
     ++next_reduction_;
@@ -218,15 +224,7 @@ void Engine::start_ready_reductions() {
 
 // Does this rank's part of what can be done now, oldest first, and never blocks.
 void Engine::progress() {
-  while (!in_flight_.empty()) {
-    const TraceSpan span(
-        TraceLane::kWait,
-        "reduce ",
-        units_[static_cast<std::size_t>(in_flight_.front().unit)]->path()
-    );
-    if (!in_flight_.front().work->test()) {
-      break;
-    }
+  while (!in_flight_.empty() && test_front()) {
     pop_reduction();
   }
   while (!unsharding_.empty() &&
@@ -236,12 +234,22 @@ void Engine::progress() {
   }
 }
 
-void Engine::wait_front() {
+bool Engine::test_front() {
   const InFlight& oldest = in_flight_.front();
   const TraceSpan span(
       TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
   );
-  oldest.work->wait();
+  return oldest.work->test();
+}
+
+void Engine::wait_front() {
+  {
+    const InFlight& oldest = in_flight_.front();
+    const TraceSpan span(
+        TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
+    );
+    oldest.work->wait();
+  }
   pop_reduction();
 }
 
@@ -250,7 +258,26 @@ void Engine::pop_reduction() {
   oldest.span.end(
       TraceLane::kReduce, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
   );
+  Unit& unit = *units_[static_cast<std::size_t>(oldest.unit)];
   in_flight_.pop_front();
+  if (update_in_backward && reduces_over_all_axes()) {
+    update_unit(unit);
+  }
+}
+
+// Every rank has posted the unit, so nobody reads its parameters any more: what saves a parameter
+// for backward runs before its AccumulateGrad node. New versions make a second graph over the old
+// values an error of autograd's.
+void Engine::update_unit(Unit& unit) {
+  const TraceSpan span(TraceLane::kOptimizer, "update ", unit.path());
+  update_in_backward(unit);
+  for (const auto& group : unit.groups()) {
+    group->drop_reduced();
+    if (group->trainable()) {
+      group->bump_versions();
+    }
+  }
+  ++updated_units_;
 }
 
 void Engine::drive_until(const comm::WorkPtr& work) {
@@ -316,6 +343,7 @@ bool Engine::reduces_over_all_axes() const {
 // backward has half-written them.
 void Engine::reset_iteration() {
   if (in_backward_) {
+    torn_units_ += updated_units_;
     // What is in flight would otherwise come to rest among the gradients of the next backward.
     while (!in_flight_.empty()) {
       wait_front();

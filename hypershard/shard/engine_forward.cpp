@@ -62,6 +62,16 @@ void Engine::begin_forward(int unit) {
       "'",
       HS_HINT("call initialize(...) or load a checkpoint before the first forward")
   );
+  HS_CHECK(
+      torn_units_ == 0,
+      "shard: a backward failed after the optimizer had already updated ",
+      torn_units_,
+      " of ",
+      units_.size(),
+      " units in it: the weights are a mix of two steps",
+      HS_HINT("load a checkpoint (or give the weights new values and call sync_runtime()); with "
+              "step_in_backward off a failed backward changes no weight")
+  );
   if (is_training()) {
     refresh_trainability();
   }

@@ -53,6 +53,11 @@ double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
   HS_CHECK(
       norm_type > 0, "shard: norm_type is ", norm_type, "; expected a positive number or infinity"
   );
+  HS_CHECK(
+      !engine_->update_in_backward,
+      "shard: gradients cannot be clipped: the optimizer uses them up in backward",
+      HS_HINT("call step_in_backward(false) on the optimizer")
+  );
   const bool take_max = std::isinf(norm_type);
   double local = 0;
   for (const UpdateTensor& update : update_parameters()) {

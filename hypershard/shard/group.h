@@ -49,6 +49,15 @@ enum class RuntimeMode : std::uint8_t {
 };
 std::string to_text(RuntimeMode mode);
 
+/// How a gradient buffer is reduced.
+struct ReduceOptions {
+  double divisor = 1;
+  bool cross = true;  ///< false stops before the `replicate` axis and keeps the partial sum
+  /// Leaves the result where it was reduced, if dtypes allow: it must be used up before the buffer
+  /// is given to another unit.
+  bool rest_in_buffer = false;
+};
+
 /// A piece of a logical parameter inside an update tensor. Units: elements.
 struct UpdatePiece {
   std::string name;                 ///< logical parameter
@@ -160,12 +169,11 @@ class ParamGroup {
   void forget_arrivals() { arrived_.assign(params_.size(), 0); }
   /// Zeroes what nobody wrote and the padding.
   void complete_gradient();
-  /// Stages that reduce the gradient buffer into the gradient plane and divide by `divisor`;
-  /// `cross` false stops before the `replicate` axis and keeps the partial sum.
+  /// Stages that reduce the gradient buffer and leave the result as gradients of the update
+  /// tensors, in the gradient plane or in the buffer.
   void add_reduce_stages(
       std::vector<StagedWork::Stage>& stages,
-      double divisor,
-      bool cross,
+      const ReduceOptions& options,
       const std::string& replicate_axis
   );
   void drop_gradient_buffer();
@@ -192,6 +200,12 @@ class ParamGroup {
   at::Tensor gather_update(const at::Tensor& own);
 
  private:
+  /// Where a reduced gradient is when its last stage begins, and what that stage does with it.
+  enum class Rest : std::uint8_t {
+    kArrived,    ///< in the gradient plane already
+    kElsewhere,  ///< to be copied or added there
+    kInBuffer,   ///< to be used where it is
+  };
   std::int64_t bytes(c10::ScalarType dtype) const {
     return packing_.numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   }
@@ -201,7 +215,7 @@ class ParamGroup {
       const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level
   );
   void make_update_tensors();
-  void finish_reduce(const at::Tensor& slice, double divisor, bool in_rest);
+  void finish_reduce(const at::Tensor& slice, double divisor, Rest rest);
 
   std::string name_;
   std::string unit_;

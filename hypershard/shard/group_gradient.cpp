@@ -94,14 +94,17 @@ at::Tensor ParamGroup::whole_rest() {
 // NOLINTNEXTLINE(readability-function-size): one loop over steps that share where the sum lies
 void ParamGroup::add_reduce_stages(
     std::vector<StagedWork::Stage>& stages,
-    double divisor,
-    bool cross,
+    const ReduceOptions& options,
     const std::string& replicate_axis
 ) {
-  allocate_rest();
+  const bool stays =
+      options.rest_in_buffer && dtypes_.reduce == dtypes_.update && gradient_is_fresh();
+  if (!stays) {
+    allocate_rest();
+  }
   // Decided when the reduction starts; the user may drop or keep gradients only between steps.
-  const bool fresh =
-      gradient_is_fresh() && c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
+  const bool fresh = !stays && gradient_is_fresh() &&
+                     c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
   const auto reduced_bytes = slot_.numel() * slot_.element_size();
   const at::Tensor slot = slot_;
 
@@ -113,7 +116,9 @@ void ParamGroup::add_reduce_stages(
   std::vector<Step> inner;
   std::vector<Step> outer;
   const auto add = [&](const DataAxis& axis, bool scatter, int level) {
-    (axis.name == replicate_axis ? outer : inner).push_back({&axis, scatter, level});
+    if (axis.size > 1) {
+      (axis.name == replicate_axis ? outer : inner).push_back({&axis, scatter, level});
+    }
   };
   for (int level = 0; level < parallel_->gradient_levels; ++level) {
     add(parallel_->cuts[static_cast<std::size_t>(level)], true, level);
@@ -124,21 +129,19 @@ void ParamGroup::add_reduce_stages(
 
   layout::Range here{0, packing_.numel};
   at::Tensor current = slot;
-  bool in_rest = rest_.data_ptr() == slot.data_ptr() && packing_.numel > 0;
+  bool in_rest = !stays && rest_.data_ptr() == slot.data_ptr() && packing_.numel > 0;
+  bool divided = false;  // by the collective that brings the sum to rest, at no pass of its own
   const auto run = [&](const Step& step, bool last) {
     const layout::Range before = here;
     at::Tensor input = current;
     if (step.scatter) {
       here = packing_.range(parallel_->coordinates(step.level + 1));
     }
-    if (step.axis->size == 1) {
-      current = input.narrow(0, here.begin - before.begin, here.numel());
-      return;
-    }
+    const comm::Reduction reduction{comm::ReduceOp::kSum, last ? options.divisor : 1};
+    divided = last;
     if (!step.scatter) {
-      // finish_reduce divides the sum in place: an all-reduce is done only when no peer reads it.
-      stages.push_back([this, axis = step.axis, input] {
-        return axis->reduce->all_reduce(input, comm::ReduceOp::kSum, unit_);
+      stages.push_back([this, axis = step.axis, input, reduction] {
+        return axis->reduce->all_reduce(input, reduction, unit_);
       });
       return;
     }
@@ -149,16 +152,17 @@ void ParamGroup::add_reduce_stages(
                       axis = step.axis,
                       input,
                       output = current,
+                      reduction,
                       counts = packing_.counts(parallel_->coordinates(step.level))] {
-      return axis->reduce->reduce_scatter(output, input, counts, comm::ReduceOp::kSum, unit_);
+      return axis->reduce->reduce_scatter(output, input, counts, reduction, unit_);
     });
   };
 
   counters_->reduced_bytes += reduced_bytes;
   for (std::size_t i = 0; i < inner.size(); ++i) {
-    run(inner[i], cross && outer.empty() && !partial_live_ && i + 1 == inner.size());
+    run(inner[i], outer.empty() && !partial_live_ && i + 1 == inner.size());
   }
-  if (!cross && !outer.empty()) {
+  if (!options.cross && !outer.empty()) {
     stages.push_back([this, current] {
       const c10::NoGradGuard no_grad;
       const auto moved = current.numel() * current.element_size();
@@ -190,8 +194,9 @@ void ParamGroup::add_reduce_stages(
   for (std::size_t i = 0; i < outer.size(); ++i) {
     run(outer[i], i + 1 == outer.size());
   }
-  stages.push_back([this, current, divisor, in_rest] {
-    finish_reduce(current, divisor, in_rest);
+  const Rest rest = stays ? Rest::kInBuffer : in_rest ? Rest::kArrived : Rest::kElsewhere;
+  stages.push_back([this, current, left = divided ? 1 : options.divisor, rest] {
+    finish_reduce(current, left, rest);
     return comm::WorkPtr();
   });
 }
@@ -205,7 +210,7 @@ void ParamGroup::drop_reduced() {
 }
 
 // Division comes last and once, after the sum over all axes: the order is part of the numerics.
-void ParamGroup::finish_reduce(const at::Tensor& slice, double divisor, bool in_rest) {
+void ParamGroup::finish_reduce(const at::Tensor& slice, double divisor, Rest rest) {
   const c10::NoGradGuard no_grad;
   at::Tensor sum = slice;
   if (divisor != 1.0) {
@@ -215,13 +220,19 @@ void ParamGroup::finish_reduce(const at::Tensor& slice, double divisor, bool in_
   for (std::size_t i = 0; i < updates_.size(); ++i) {
     const UpdateTensor& update = updates_[i];
     at::Tensor tensor = update.tensor;
-    if (in_rest) {
+    if (rest == Rest::kArrived) {
       tensor.mutable_grad() = rest_of_[i];
       continue;
     }
     const at::Tensor part = sum.narrow(
         0, update.range.numel() == 0 ? 0 : update.range.begin - plane.begin, update.range.numel()
     );
+    if (rest == Rest::kInBuffer) {
+      tensor.mutable_grad() = flat_tensor(
+          part.mutable_data_ptr(), part.numel(), dtypes_.update, std::make_shared<at::Tensor>(part)
+      );
+      continue;
+    }
     const auto moved = part.numel() * part.element_size();
     if (tensor.grad().defined()) {
       tensor.mutable_grad().add_(part);

@@ -189,14 +189,14 @@ void Unit::take_gradient_buffer(GradientBuffers& buffers, bool held) {
 }
 
 comm::WorkPtr Unit::start_reduce(
-    GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis
+    GradientBuffers& buffers, const ReduceOptions& options, const std::string& replicate_axis
 ) {
   auto work = std::make_shared<WorkSet>();
   for (const auto& group : groups_) {
     if (group->trainable()) {
       group->complete_gradient();
       std::vector<StagedWork::Stage> stages;
-      group->add_reduce_stages(stages, divisor, cross, replicate_axis);
+      group->add_reduce_stages(stages, options, replicate_axis);
       work->add(std::move(stages));
     }
     group->drop_gradient_buffer();

@@ -67,7 +67,7 @@ class Unit {
   void take_gradient_buffer(GradientBuffers& buffers, bool held);
   /// Starts the reduction and gives the buffer back.
   comm::WorkPtr start_reduce(
-      GradientBuffers& buffers, double divisor, bool cross, const std::string& replicate_axis
+      GradientBuffers& buffers, const ReduceOptions& options, const std::string& replicate_axis
   );
   void forget_gradients(GradientBuffers& buffers);
 

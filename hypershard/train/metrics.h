@@ -16,7 +16,7 @@ struct StepMetrics {
   std::optional<double> eval_loss = {};  ///< held-out, nats a token; only after an evaluation
   std::optional<double> eval_nats_a_byte = {};  ///< the same for a byte of the held-out text
   double lr = 0;
-  double grad_norm = 0;  ///< before clipping
+  double grad_norm = 0;  ///< before clipping; NaN if the optimizer steps in backward
   double step_ms = 0;    ///< from one step's end to the next, evaluation and checkpoint left out
   double tokens_per_s = 0;
   std::optional<double> mfu = {};  ///< share of the GEMM peak measured at start

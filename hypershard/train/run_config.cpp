@@ -266,6 +266,12 @@ void bind_optimizer(Schema& schema, OptimizerSection& optimizer) {
           "clip_p",
           &optimizer.clip_p,
           {.min = 0, .doc = "Which norm: 2 is the usual one, 0 the largest absolute value."}
+      )
+      .bind(
+          "step_in_backward",
+          &optimizer.step_in_backward,
+          {.doc = "Update each unit as soon as its gradient is reduced: no memory for reduced "
+                  "gradients, but no clipping (clip_norm = 0) and no grad_norm."}
       );
 }
 

@@ -90,6 +90,7 @@ struct OptimizerSection {
   bool nesterov = false;
   double clip_norm = 1.0;  ///< 0: no clipping
   double clip_p = 2.0;     ///< 0: the largest absolute value
+  bool step_in_backward = false;
 };
 
 /// How the learning rate runs.

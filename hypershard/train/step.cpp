@@ -33,6 +33,9 @@ double accumulate(const Session& session, std::int64_t step) {
   double sum = 0;
   for (std::int64_t micro = 0; micro < num_micro; ++micro) {
     set_sync(session, micro + 1 == num_micro);
+    session.optimizer().step_in_backward(
+        session.config().optimizer.step_in_backward && micro + 1 == num_micro
+    );
     data::Batch batch;
     {
       const TraceSpan span(TraceLane::kData, "batch");
@@ -116,6 +119,8 @@ double clip(const Session& session) {
 }  // namespace
 
 StepResult run_step(const Session& session, std::int64_t step, const LocalFailure& pending) {
+  const double lr = session.learning_rate(step);
+  session.optimizer().set_lr(lr);
   session.sharded().zero_grad();
   const double loss_sum = accumulate(session, step);
   const Exchange all = exchange(session, loss_sum, pending.failed);
@@ -125,14 +130,15 @@ StepResult run_step(const Session& session, std::int64_t step, const LocalFailur
   if (!std::isfinite(all.loss)) {
     stop_at_non_finite(session, step, "the loss", all.loss);
   }
-  const double norm = clip(session);
-  if (!std::isfinite(norm)) {
-    stop_at_non_finite(session, step, "the gradient norm", norm);
+  double norm = std::numeric_limits<double>::quiet_NaN();  // unknown: backward used gradients up
+  if (!session.config().optimizer.step_in_backward) {
+    norm = clip(session);
+    if (!std::isfinite(norm)) {
+      stop_at_non_finite(session, step, "the gradient norm", norm);
+    }
   }
-  const double lr = session.learning_rate(step);
   {
     const TraceSpan span(TraceLane::kOptimizer, "step");
-    session.optimizer().set_lr(lr);
     session.optimizer().step();
   }
   return {.loss = all.loss, .grad_norm = norm, .lr = lr, .stop = all.stop};

@@ -12,7 +12,7 @@ namespace hypershard::train {
 /// What a step found out; the same on all ranks.
 struct StepResult {
   double loss = 0;       ///< mean over the tokens of the step
-  double grad_norm = 0;  ///< before clipping
+  double grad_norm = 0;  ///< before clipping; NaN if the optimizer steps in backward
   double lr = 0;
   bool stop = false;  ///< some rank was asked to stop
 };

@@ -60,6 +60,21 @@ class TrainTest(program.ProgramTest):
         self.assertEqual([line["eval_loss"] is None for line in lines],
                          [True, True, False, True, True, False])
 
+    def test_stepping_in_backward_gives_the_same_losses(self):
+        for sync in ("every", "last"):
+            with self.subTest(sync=sync):
+                plain = ("--set", "optimizer.clip_norm=0", "--set", "batch.accumulation=2",
+                         "--set", f"batch.sync={sync}")
+                _, after = self.train_well("--ranks", 2, *plain)
+                _, inside = self.train_well("--ranks", 2, *plain,
+                                            "--set", "optimizer.step_in_backward=true")
+                self.assertEqual(losses(inside), losses(after))
+                self.assertEqual({line["grad_norm"] for line in metrics(inside)}, {None})
+
+    def test_stepping_in_backward_refuses_to_clip(self):
+        result, _ = self.train("--set", "optimizer.step_in_backward=true")
+        self.assert_fails(result, 2, "optimizer.step_in_backward", "clip_norm = 0")
+
     def test_resolved_configuration_gives_the_same_run(self):
         _, first = self.train_well("--set", "model.dim=48")
         again = self.new_run()

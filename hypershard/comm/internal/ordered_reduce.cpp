@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -174,6 +176,42 @@ void convert(double* out, const Half* in, std::int64_t n) {
   convert(out, wide, n);
 }
 
+HS_CLONES void scale(float* values, float factor, std::int64_t n) {
+  HS_LOOP(std::int64_t i = 0; i < n; ++i) {
+    values[i] *= factor;
+  }
+}
+HS_CLONES void scale(double* values, double factor, std::int64_t n) {
+  HS_LOOP(std::int64_t i = 0; i < n; ++i) {
+    values[i] *= factor;
+  }
+}
+HS_CLONES void divide(float* values, float divisor, std::int64_t n) {
+  HS_LOOP(std::int64_t i = 0; i < n; ++i) {
+    values[i] /= divisor;
+  }
+}
+HS_CLONES void divide(double* values, double divisor, std::int64_t n) {
+  HS_LOOP(std::int64_t i = 0; i < n; ++i) {
+    values[i] /= divisor;
+  }
+}
+
+/// Divides a block that is still in the first-level cache. A power of two has an exact inverse, so
+/// that multiplying by it gives the bits of the division.
+template <class Acc>
+void divide_block(Acc* values, double divisor, std::int64_t n) {
+  int exponent = 0;
+  if (divisor == 1) {
+    return;
+  }
+  if (std::frexp(divisor, &exponent) == 0.5 && std::abs(exponent) < 64) {
+    scale(values, static_cast<Acc>(1 / divisor), n);
+  } else {
+    divide(values, static_cast<Acc>(divisor), n);
+  }
+}
+
 /// Joins `in` into `acc`; types that no loop reads directly pass through a block of their own.
 template <class Join, class Acc, class In>
 void join_into(Acc* acc, const In* in, std::int64_t n) {
@@ -191,6 +229,7 @@ struct Buffers {
   std::byte* output;
   std::span<const std::byte* const> inputs;
   std::int64_t numel;
+  double divisor;
 };
 
 template <class In>
@@ -207,6 +246,7 @@ void reduce_blocks(const Buffers& buffers) {
     if constexpr (std::is_same_v<Out, In> && std::is_same_v<Out, Acc>) {
       if (inputs.size() == 2) {
         join(Join(), out + begin, block<In>(inputs[0], begin), block<In>(inputs[1], begin), n);
+        divide_block(out + begin, buffers.divisor, n);
         continue;
       }
     }
@@ -216,13 +256,14 @@ void reduce_blocks(const Buffers& buffers) {
     for (std::size_t i = 1; i < inputs.size(); ++i) {
       join_into<Join>(acc, block<In>(inputs[i], begin), n);
     }
+    divide_block(acc, buffers.divisor, n);
     convert(out + begin, acc, n);
   }
 }
 
 template <class Out, class Acc, class In>
 void reduce_with(const Buffers& buffers, ReduceOp op) {
-  if (buffers.inputs.size() == 1) {
+  if (buffers.inputs.size() == 1 && buffers.divisor == 1) {
     for (std::int64_t begin = 0; begin < buffers.numel; begin += kBlock) {
       Out* out = reinterpret_cast<Out*>(buffers.output) + begin;
       convert(out, block<In>(buffers.inputs[0], begin), std::min(kBlock, buffers.numel - begin));
@@ -259,12 +300,13 @@ void ordered_reduce(
     std::span<const std::byte* const> inputs,
     c10::ScalarType input_dtype,
     std::int64_t numel,
-    ReduceOp op
+    Reduction reduction
 ) {
   HS_ASSERT(!inputs.empty(), "comm: a reduction of no inputs");
   const bool same = output_dtype == input_dtype;
   const bool to_wide = output_dtype == c10::kFloat || output_dtype == c10::kDouble;
-  const Buffers buffers{output, inputs, numel};
+  const Buffers buffers{output, inputs, numel, reduction.divisor};
+  const ReduceOp op = reduction.op;
   if (input_dtype == c10::kFloat && same) {
     return reduce_with<float, float, float>(buffers, op);
   }

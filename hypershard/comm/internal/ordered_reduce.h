@@ -15,6 +15,7 @@ namespace hypershard::comm::internal {
 /// Joins `inputs` element by element, from the first to the last, and writes the result to
 /// `output`.
 ///
+/// The result is divided by the reduction's divisor, if that is not 1, before it is rounded.
 /// bf16 and fp16 are accumulated in fp32 (in fp64 if that is the output's dtype) and rounded once.
 /// NaN wins in max and min.
 /// Shapes: every input and the output have `numel` elements; one input is a plain (widening) copy.
@@ -26,7 +27,7 @@ void ordered_reduce(
     std::span<const std::byte* const> inputs,
     c10::ScalarType input_dtype,
     std::int64_t numel,
-    ReduceOp op
+    Reduction reduction
 );
 
 }  // namespace hypershard::comm::internal

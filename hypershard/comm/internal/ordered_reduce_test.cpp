@@ -18,9 +18,7 @@ std::byte* data(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-at::Tensor reduce(
-    const std::vector<at::Tensor>& rows, at::ScalarType dtype, ReduceOp op = ReduceOp::kSum
-) {
+at::Tensor reduce(const std::vector<at::Tensor>& rows, at::ScalarType dtype, Reduction op = {}) {
   at::Tensor output = at::full({rows[0].numel()}, 55, at::TensorOptions(dtype));
   std::vector<const std::byte*> inputs;
   for (const at::Tensor& row : rows) {
@@ -91,6 +89,30 @@ TEST(OrderedReduceTest, OutputMayBeAnyOfTheInputs) {
         const at::Tensor& target = rows[static_cast<std::size_t>(out)];
         ordered_reduce(data(target), dtype, inputs, dtype, 4999, ReduceOp::kSum);
         EXPECT_TENSORS_EQUAL(target, expected);
+      }
+    }
+  }
+}
+
+TEST(OrderedReduceTest, DividesTheSumOnceBeforeItIsRounded) {
+  struct Case {
+    at::ScalarType input, accumulate, output;
+  };
+  const Case cases[] = {
+      {at::kFloat, at::kFloat, at::kFloat},
+      {at::kFloat, at::kDouble, at::kDouble},
+      {at::kDouble, at::kDouble, at::kDouble},
+      {at::kBFloat16, at::kFloat, at::kBFloat16},
+      {at::kBFloat16, at::kFloat, at::kFloat},
+      {at::kHalf, at::kFloat, at::kHalf},
+  };
+  for (const Case& c : cases) {
+    for (const double divisor : {2.0, 3.0, 0.25, 1e3}) {
+      for (const int num_rows : {1, 2, 3}) {
+        const auto rows = rows_of(num_rows, 5001, c.input);
+        const at::Tensor expected =
+            expected_sum(rows, c.accumulate, c.accumulate).div_(divisor).to(c.output);
+        EXPECT_TENSORS_EQUAL(reduce(rows, c.output, {ReduceOp::kSum, divisor}), expected);
       }
     }
   }

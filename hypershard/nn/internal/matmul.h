@@ -16,6 +16,9 @@ at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// Returns a b for matrices.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
+/// Returns a^T b for matrices of one dtype.
+at::Tensor transposed_product(const at::Tensor& a, const at::Tensor& b);
+
 /// Writes (or adds) a^T b into `destination` for matrices of one dtype, rounding to the
 /// destination's dtype once.
 void transposed_product_into(

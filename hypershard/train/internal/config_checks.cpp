@@ -156,6 +156,17 @@ void check_schedule(const RunConfig& config, ConfigProblems& problems) {
       config.optimizer.momentum == 0) {
     problems.add("optimizer.nesterov", "needs optimizer.momentum above 0 (got 0)");
   }
+  if (config.optimizer.step_in_backward && config.optimizer.clip_norm != 0) {
+    problems.add(
+        "optimizer.step_in_backward",
+        concat_text(
+            "backward uses gradients up before their joint norm is known (expected "
+            "optimizer.clip_norm = 0, got ",
+            config.optimizer.clip_norm,
+            ")"
+        )
+    );
+  }
 }
 
 MeshSizes fit_mesh(const ParallelSection& parallel, int world_size) {

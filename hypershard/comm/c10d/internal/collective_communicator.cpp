@@ -156,7 +156,7 @@ class StagedCollective : public Work {
   std::exception_ptr error_;
 };
 
-void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, ReduceOp op) {
+void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, Reduction reduction) {
   const std::int64_t numel = output.numel();
   if (numel == 0) {
     return;
@@ -176,7 +176,7 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, ReduceOp op
         rows,
         inputs.scalar_type(),
         numel,
-        op
+        reduction
     );
     return;
   }
@@ -185,7 +185,7 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, ReduceOp op
   at::Tensor sum = inputs.narrow(0, 0, numel).to(wide, /*non_blocking=*/false, /*copy=*/true);
   for (std::int64_t row = 1; row < num_rows; ++row) {
     const at::Tensor next = inputs.narrow(0, row * numel, numel).to(wide);
-    switch (op) {
+    switch (reduction.op) {
       case ReduceOp::kSum:
         sum.add_(next);
         break;
@@ -196,6 +196,9 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, ReduceOp op
         sum = at::minimum(sum, next);
         break;
     }
+  }
+  if (reduction.divisor != 1) {
+    sum.div_(reduction.divisor);
   }
   output.copy_(sum);
 }

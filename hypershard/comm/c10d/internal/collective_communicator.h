@@ -64,6 +64,6 @@ class CollectiveCommunicator : public Communicator {
 };
 
 /// Joins the rows of `inputs` ([ranks, numel] flat) in rank order into `output`, on any device.
-void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, ReduceOp op);
+void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, Reduction reduction);
 
 }  // namespace hypershard::comm::internal

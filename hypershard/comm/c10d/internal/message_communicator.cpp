@@ -2,6 +2,7 @@
 #include "hypershard/comm/c10d/internal/message_communicator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -206,7 +207,8 @@ WorkPtr MessageCommunicator::start(Call call) {
   note.unit = call.unit;
   note.sequence = call.sequence;
   std::uint64_t signature = hash_combine(kHashSeed, static_cast<std::uint64_t>(call.op));
-  signature = hash_combine(signature, static_cast<std::uint64_t>(call.reduce));
+  signature = hash_combine(signature, static_cast<std::uint64_t>(call.reduce.op));
+  signature = hash_combine(signature, std::bit_cast<std::uint64_t>(call.reduce.divisor));
   signature = hash_combine(signature, static_cast<std::uint64_t>(call.root));
   if (has_tensors) {
     HS_SUPPORTED(

@@ -144,7 +144,8 @@ void CollectiveEngine::fill_record(PendingCall& pending) {
   record = {};
   record.sequence = pending.sequence;
   record.op = static_cast<std::uint8_t>(call.op);
-  record.reduce = static_cast<std::uint8_t>(call.reduce);
+  record.reduce = static_cast<std::uint8_t>(call.reduce.op);
+  record.divisor = call.reduce.divisor;
   record.root = call.root;
   record.unit_hash = hash_bytes(call.unit);
   std::memcpy(record.unit, call.unit.data(), std::min(call.unit.size(), kUnitText - 1));

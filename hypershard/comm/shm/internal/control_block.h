@@ -32,6 +32,7 @@ struct CallRecord {
   std::uint64_t first_step;  ///< number of its first staged step, in its rank's own count
   std::int64_t num_steps;    ///< staged steps; 0 unless `place` is kStaged
   std::int64_t numel;        ///< of the whole tensor
+  double divisor;            ///< of a reduction
   std::uint32_t region;
   Place place;
   std::int32_t root;

@@ -30,7 +30,7 @@ struct SharedCall {
   at::Tensor input;
   std::vector<std::int64_t> output_counts;
   std::vector<std::int64_t> input_counts;
-  ReduceOp reduce = ReduceOp::kSum;
+  Reduction reduce;
   int root = 0;
   std::string unit;
 };
