@@ -77,11 +77,9 @@ class Prices {
       return busiest_from(from, move, axis + 1, coordinates);
     }
     std::int64_t most = 0;
-    for (const int coordinate : {0, 1, space_.size(axis) - 1}) {
-      if (coordinate == 1 && space_.size(axis) <= 2) {
-        continue;
-      }
-      coordinates[static_cast<std::size_t>(axis)] = coordinate;
+    const int last = space_.size(axis) - 1;
+    for (int i = 0; i <= std::min(last, 2); ++i) {
+      coordinates[static_cast<std::size_t>(axis)] = i < 2 ? i : last;
       most = std::max(most, busiest_from(from, move, axis + 1, coordinates));
     }
     coordinates[static_cast<std::size_t>(axis)] = 0;
