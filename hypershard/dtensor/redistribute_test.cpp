@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "hypershard/comm/fake/fake_world.h"
@@ -136,6 +137,44 @@ TEST(RedistributeTest, NamesALocalTensorThatDoesNotFit) {
         ),
         InvalidArgument
     );
+  });
+}
+
+/// Runs `action` and counts the copies between tensors that it makes on this thread.
+template <class Action>
+int num_copies(Action action) {
+  static thread_local int copies = 0;
+  copies = 0;
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(
+      [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        copies += std::string(function.name()) == "aten::copy_" ? 1 : 0;
+        return nullptr;
+      }
+  ));
+  action();
+  at::removeCallback(handle);
+  return copies;
+}
+
+TEST(RedistributeTest, CopiesOnlyWherePiecesAreNotRuns) {
+  run_ranks(2, [](const std::shared_ptr<comm::World>& world) {
+    const auto mesh = process_mesh(world, {2});
+    const auto copies = [&](const Placement& from, const Placement& to) {
+      const at::Tensor local = local_tensor({{4, 6}, {{from}}}, mesh->mesh(), world->rank());
+      const Redistribution move({{4, 6}, {{from}}}, {{to}}, mesh);
+      return num_copies([&] { move(local); });
+    };
+    const Placement rows = Placement::shard(0);
+    const Placement columns = Placement::shard(1);
+    EXPECT_EQ(copies(rows, Placement::replicate()), 0);
+    EXPECT_EQ(copies(Placement::partial(), rows), 0);
+    EXPECT_EQ(copies(Placement::replicate(), rows), 0);
+    // One a piece, on one side.
+    EXPECT_EQ(copies(columns, Placement::replicate()), 2);
+    EXPECT_EQ(copies(Placement::partial(), columns), 2);
+    EXPECT_EQ(copies(rows, columns), 2);
+    EXPECT_EQ(copies(columns, rows), 2);
+    EXPECT_EQ(copies(Placement::partial(), Placement::replicate()), 1);  // the input is kept
   });
 }
 

@@ -56,26 +56,37 @@ CutMoves::CutMoves(
 
 void CutMoves::choose_axes(const CutState& from, bool tiered) {
   const int num_axes = space_.num_axes();
-  std::vector<bool> acts(at(num_axes), false);
-  const auto changes = [&](int axis) {
-    return from.code[at(axis)] != target_.code[at(axis)] ||
-           from.level[at(axis)] != target_.level[at(axis)];
-  };
+  AxisSet acting = 0;
   for (int axis = 0; axis < num_axes; ++axis) {
-    const int code = from.code[at(axis)];
-    acts[at(axis)] = changes(axis) || (tiered && !is_partial_code(code));
-    for (int other = 0; other < num_axes && !acts[at(axis)]; ++other) {
-      const int before = from.code[at(other)];
-      const int after = target_.code[at(other)];
-      const bool shares_dim = code >= 0 && (before == code || after == code);
-      const bool blocks =
-          is_partial_code(code) && is_partial_code(before) && !commute(code, before);
-      acts[at(axis)] = changes(other) && (shares_dim || blocks);
+    const bool changes = from.code[at(axis)] != target_.code[at(axis)] ||
+                         from.level[at(axis)] != target_.level[at(axis)];
+    const bool may_help = tiered && !is_partial_code(from.code[at(axis)]);
+    acting |= changes || may_help ? only(axis) : 0;
+  }
+  for (AxisSet before = 0; before != acting;) {
+    before = acting;
+    for (int axis = 0; axis < num_axes; ++axis) {
+      acting |= is_in_the_way(from, axis, before) ? only(axis) : 0;
     }
-    if (acts[at(axis)] && space_.size(axis) > 1) {
+  }
+  for (int axis = 0; axis < num_axes; ++axis) {
+    if (contains(acting, axis) && space_.size(axis) > 1) {
       axes_.push_back(axis);
     }
   }
+}
+
+bool CutMoves::is_in_the_way(const CutState& from, int axis, AxisSet acting) const {
+  const int code = from.code[at(axis)];
+  for (int other = 0; other < space_.num_axes(); ++other) {
+    const int before = from.code[at(other)];
+    const bool shares_dim = code >= 0 && (before == code || target_.code[at(other)] == code);
+    const bool blocks = is_partial_code(code) && is_partial_code(before) && !commute(code, before);
+    if (contains(acting, other) && (shares_dim || blocks)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void CutMoves::choose_dims(const CutState& from, std::size_t num_extra) {

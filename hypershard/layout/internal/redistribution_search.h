@@ -33,7 +33,9 @@ class CutMoves {
   using Visit = std::function<void(const CutMove&)>;
   /// Dimensions that source and target cut, and `num_extra` more to scatter over.
   void choose_dims(const CutState& from, std::size_t num_extra);
+  /// Axes that change, and those that must or may move for their sake.
   void choose_axes(const CutState& from, bool tiered);
+  bool is_in_the_way(const CutState& from, int axis, AxisSet acting) const;
   void local_moves(const CutState& state, int axis, const Visit& visit) const;
   void partial_moves(const CutState& state, int axis, const Visit& visit) const;
   void gathers_and_exchanges(const CutState& state, AxisSet axes, const Visit& visit) const;
