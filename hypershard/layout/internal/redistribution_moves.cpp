@@ -35,14 +35,21 @@ CutMoves::CutMoves(
     const CutSpace& space, const DeviceMesh& mesh, const CutState& from, const CutState& to
 )
     : space_(space), target_(to) {
-  const bool tiered = mesh.topology().num_supernodes() > 1;
   bool reduces = false;
   for (int axis = 0; axis < space.num_axes(); ++axis) {
     reduces |= is_partial_code(from.code[at(axis)]) && from.code[at(axis)] != to.code[at(axis)];
   }
-  choose_axes(from, tiered);
+  const AxisSet acting = acting_axes(from);
+  // Where a slow link must be crossed, axes that stay as they are may share the load.
+  const bool is_slow = crosses_supernodes(mesh, acting);
+  for (int axis = 0; axis < space.num_axes(); ++axis) {
+    const bool may_help = is_slow && !is_partial_code(from.code[at(axis)]);
+    if (space.size(axis) > 1 && (contains(acting, axis) || may_help)) {
+      axes_.push_back(axis);
+    }
+  }
   // A slow gather needs a dimension that no other axis cuts, so two to choose from.
-  choose_dims(from, tiered ? 2 : reduces ? 1 : 0);
+  choose_dims(from, is_slow ? 2 : reduces ? 1 : 0);
   for (AxisSet set = 1; set < (AxisSet{1} << space.num_axes()); ++set) {
     bool acts = true;
     for (int axis = 0; axis < space.num_axes(); ++axis) {
@@ -54,26 +61,20 @@ CutMoves::CutMoves(
   }
 }
 
-void CutMoves::choose_axes(const CutState& from, bool tiered) {
-  const int num_axes = space_.num_axes();
+AxisSet CutMoves::acting_axes(const CutState& from) const {
   AxisSet acting = 0;
-  for (int axis = 0; axis < num_axes; ++axis) {
+  for (int axis = 0; axis < space_.num_axes(); ++axis) {
     const bool changes = from.code[at(axis)] != target_.code[at(axis)] ||
                          from.level[at(axis)] != target_.level[at(axis)];
-    const bool may_help = tiered && !is_partial_code(from.code[at(axis)]);
-    acting |= changes || may_help ? only(axis) : 0;
+    acting |= changes ? only(axis) : 0;
   }
   for (AxisSet before = 0; before != acting;) {
     before = acting;
-    for (int axis = 0; axis < num_axes; ++axis) {
+    for (int axis = 0; axis < space_.num_axes(); ++axis) {
       acting |= is_in_the_way(from, axis, before) ? only(axis) : 0;
     }
   }
-  for (int axis = 0; axis < num_axes; ++axis) {
-    if (contains(acting, axis) && space_.size(axis) > 1) {
-      axes_.push_back(axis);
-    }
-  }
+  return acting;
 }
 
 bool CutMoves::is_in_the_way(const CutState& from, int axis, AxisSet acting) const {
