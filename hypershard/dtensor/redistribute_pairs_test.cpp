@@ -234,14 +234,16 @@ TEST(RedistributePairsTest, WorksWhereWorksCompleteLate) {
   expect_sampled_pairs({2, 2}, {5, 3}, 60, {.backend = RankBackend::kDelayed});
 }
 
-TEST(RedistributePairsTest, WorksBetweenProcesses) {
-  run_ranks(
-      4,
-      [](const std::shared_ptr<comm::World>& world) {
-        expect_own_parts(process_mesh(world, {2, 2}), {5, 3});
-      },
-      {.backend = RankBackend::kShm}
-  );
+TEST(RedistributePairsTest, WorksBetweenProcessesAndOverGloo) {
+  for (const RankBackend backend : {RankBackend::kShm, RankBackend::kGloo}) {
+    run_ranks(
+        4,
+        [](const std::shared_ptr<comm::World>& world) {
+          expect_own_parts(process_mesh(world, {2, 2}), {5, 3});
+        },
+        {.backend = backend}
+    );
+  }
 }
 
 TEST(RedistributePairsSweepTest, AllPairsOnMeshesOfTwoAxes) {
