@@ -12,6 +12,11 @@ class DeviceMesh;
 
 struct Placement;
 struct Layout;
+struct TensorSpec;
+
+struct RedistributionStep;
+struct RedistributionOptions;
+struct Traffic;
 
 enum class Strategy;
 struct PlaneLayouts;
