@@ -78,6 +78,7 @@ struct DimMap {
   /// in no term are used non-linearly. Empty: no operand may be Partial.
   std::vector<std::vector<int>> terms;
   Passes passes;
+  bool takes_empty = true;  ///< false: the kernels fail on empty pieces, so they are refused
   bool is_random = false;
   std::optional<Refusal> refusal;  ///< set by a rule for calls that have none
 

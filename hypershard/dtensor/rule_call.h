@@ -18,8 +18,8 @@ namespace hypershard::dtensor {
 /// One call as rules read it: tensors that the operator only writes (`out`) are left out, so that
 /// a rule serves the functional, in-place and out variants alike.
 ///
-/// Refers to the OpCall and the mesh. Errors: InvalidArgument if `operands` does not hold one spec for each
-/// defined tensor of the arguments, or a spec's rank is not its tensor's.
+/// Refers to the OpCall and the mesh. Errors: InvalidArgument if `operands` does not hold one spec
+/// for each defined tensor of the arguments, or a spec's rank is not its tensor's.
 class RuleCall {
  public:
   RuleCall(const OpCall& call, const layout::DeviceMesh& mesh);

@@ -23,13 +23,19 @@ RuleRegistry& RuleRegistry::global() {
 void RuleRegistry::add(std::string_view name, std::string_view family, OpRule rule) {
   HS_CHECK(
       name.find("::") != std::string_view::npos && name.find('.') == std::string_view::npos,
-      "dtensor.rules: '", name, "' is no operator's name: expected namespace::name, no overload"
+      "dtensor.rules: '",
+      name,
+      "' is no operator's name: expected namespace::name, no overload"
   );
   const std::unique_lock lock(mutex_);
   const auto [at, is_new] =
       entries_.try_emplace(std::string(name), Entry{std::string(family), std::move(rule)});
   HS_CHECK(
-      is_new, "dtensor.rules: ", name, " has a rule already, of family ", at->second.family,
+      is_new,
+      "dtensor.rules: ",
+      name,
+      " has a rule already, of family ",
+      at->second.family,
       HS_HINT("one rule serves all overloads of an operator")
   );
 }
@@ -76,6 +82,8 @@ bool has_rule(std::string_view qualified_name) {
   return internal::RuleRegistry::global().find(qualified_name) != nullptr;
 }
 
-std::vector<RuledOperator> ruled_operators() { return internal::RuleRegistry::global().list(); }
+std::vector<RuledOperator> ruled_operators() {
+  return internal::RuleRegistry::global().list();
+}
 
 }  // namespace hypershard::dtensor

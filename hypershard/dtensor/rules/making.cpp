@@ -40,7 +40,9 @@ DimMap arange(const RuleCall& call) {
   const double start = call.has("start") ? call.number("start") : 0.0;
   const double step = call.has("step") ? call.number("step") : 1.0;
   const double length = std::ceil((call.number("end") - start) / step);
-  return from_nothing(call, {Dim::whole(std::max<std::int64_t>(static_cast<std::int64_t>(length), 0))});
+  return from_nothing(
+      call, {Dim::whole(std::max<std::int64_t>(static_cast<std::int64_t>(length), 0))}
+  );
 }
 
 DimMap linspace(const RuleCall& call) {
@@ -98,9 +100,8 @@ DimMap cast(const RuleCall& call) {
   if (other >= 0) {
     map.operands[at(other)].role = Role::kIgnored;
   }
-  const bool keeps_values =
-      casts_linearly(call, 0) &&
-      (other < 0 || at::isFloatingType(call.tensor(other).scalar_type()));
+  const bool keeps_values = casts_linearly(call, 0) &&
+                            (other < 0 || at::isFloatingType(call.tensor(other).scalar_type()));
   if (keeps_values) {
     moves(map, 0);
   }
@@ -150,8 +151,8 @@ void add_making(internal::RuleRegistry& registry) {
   const auto add = [&](const char* name, OpRule rule) {
     registry.add(std::string("aten::") + name, "making and random", std::move(rule));
   };
-  for (const char* name : {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full",
-                           "new_empty"}) {
+  for (const char* name :
+       {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}) {
     add(name, [](const RuleCall& call) { return sized(call, false); });
   }
   for (const char* name : {"rand", "randn", "randint"}) {
@@ -164,8 +165,9 @@ void add_making(internal::RuleRegistry& registry) {
   for (const char* name : {"ones_like", "full_like", "empty_like"}) {
     add(name, [](const RuleCall& call) { return like(call, false); });
   }
-  for (const char* name : {"rand_like", "randn_like", "randint_like", "normal_", "uniform_",
-                           "random_", "exponential_"}) {
+  for (const char* name :
+       {"rand_like", "randn_like", "randint_like", "normal_", "uniform_", "random_", "exponential_"
+       }) {
     add(name, [](const RuleCall& call) { return like(call, true); });
   }
   add("zeros_like", zeros_like);
