@@ -58,11 +58,13 @@ struct Passes {
   bool min = false;
 };
 
+/// One operand of a call.
 struct OperandMap {
   Dims dims;
   Role role = Role::kValue;
 };
 
+/// One result of a call.
 struct OutputMap {
   Dims dims;
   bool is_defined = true;      ///< an undefined result of the operator has an empty spec

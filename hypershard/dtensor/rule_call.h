@@ -66,6 +66,7 @@ class RuleCall {
     std::int64_t least = 0;
     std::int64_t most = 0;
   };
+  /// Returns the bounds for dimension `dim` of an operand.
   Sizes piece_sizes(int operand, int dim) const;
 
   /// Specs of tensors that the call writes, in schema order, with their arguments' names.

@@ -1,7 +1,7 @@
 // Calls of operators that pick and place by number, and that join tensors.
 #include <algorithm>
 
-#include "hypershard/dtensor/property/rule_case.h"
+#include "hypershard/dtensor/internal/property/rule_case.h"
 
 namespace hypershard::dtensor::property {
 namespace {

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "hypershard/dtensor/property/simulated_mesh.h"
+#include "hypershard/dtensor/internal/property/simulated_mesh.h"
 
 namespace hypershard::dtensor::property {
 

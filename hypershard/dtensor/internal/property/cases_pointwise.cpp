@@ -1,5 +1,5 @@
 // Calls of operators that work entry by entry.
-#include "hypershard/dtensor/property/rule_case.h"
+#include "hypershard/dtensor/internal/property/rule_case.h"
 
 namespace hypershard::dtensor::property {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "hypershard/dtensor/property/rule_case.h"
+#include "hypershard/dtensor/internal/property/rule_case.h"
 #include "hypershard/layout/mesh.h"
 
 namespace hypershard::dtensor::property {

@@ -1,6 +1,6 @@
 // Calls of casts, copies, fills and random operators; those whose probability is 0 or 1 have values
 // to compare.
-#include "hypershard/dtensor/property/rule_case.h"
+#include "hypershard/dtensor/internal/property/rule_case.h"
 
 namespace hypershard::dtensor::property {
 namespace {

@@ -2,7 +2,7 @@
 // from the rank's own tensors, as model code does.
 #include <algorithm>
 
-#include "hypershard/dtensor/property/rule_case.h"
+#include "hypershard/dtensor/internal/property/rule_case.h"
 
 namespace hypershard::dtensor::property {
 namespace {

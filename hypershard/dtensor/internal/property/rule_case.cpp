@@ -1,5 +1,5 @@
 // Draws of sizes and tensors.
-#include "hypershard/dtensor/property/rule_case.h"
+#include "hypershard/dtensor/internal/property/rule_case.h"
 
 #include <ATen/ATen.h>
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "hypershard/dtensor/property/rule_case.h"
+#include "hypershard/dtensor/internal/property/rule_case.h"
 
 namespace hypershard::dtensor::property {
 namespace {

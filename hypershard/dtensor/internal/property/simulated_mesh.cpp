@@ -1,5 +1,5 @@
 // One recursion over the mesh's axes cuts, another one joins.
-#include "hypershard/dtensor/property/simulated_mesh.h"
+#include "hypershard/dtensor/internal/property/simulated_mesh.h"
 
 #include <algorithm>
 #include <iterator>
