@@ -9,7 +9,7 @@
 
 #include "hypershard/core/error.h"
 #include "hypershard/dtensor/op_rules.h"
-#include "hypershard/dtensor/property/rule_check.h"
+#include "hypershard/dtensor/internal/property/rule_check.h"
 
 namespace hypershard::dtensor::property {
 namespace {
