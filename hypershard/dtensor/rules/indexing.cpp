@@ -292,7 +292,9 @@ void add_indexing(internal::RuleRegistry& registry) {
   add("one_hot", one_hot);
   for (const char* name :
        {"nonzero", "masked_select", "masked_scatter", "unique_dim", "_unique2", "bincount"}) {
-    add(name, depends_on_values);
+    registry.add(
+        std::string("aten::") + name, "of sizes that depend on values", depends_on_values, false
+    );
   }
 }
 

@@ -148,20 +148,23 @@ DimMap multinomial(const RuleCall& call) {
 }  // namespace
 
 void add_making(internal::RuleRegistry& registry) {
+  const auto make = [&](const char* name, OpRule rule) {
+    registry.add(std::string("aten::") + name, "from nothing", std::move(rule), false);
+  };
   const auto add = [&](const char* name, OpRule rule) {
-    registry.add(std::string("aten::") + name, "making and random", std::move(rule));
+    registry.add(std::string("aten::") + name, "copies, fills and random", std::move(rule));
   };
   for (const char* name :
        {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}) {
-    add(name, [](const RuleCall& call) { return sized(call, false); });
+    make(name, [](const RuleCall& call) { return sized(call, false); });
   }
   for (const char* name : {"rand", "randn", "randint"}) {
-    add(name, [](const RuleCall& call) { return sized(call, true); });
+    make(name, [](const RuleCall& call) { return sized(call, true); });
   }
-  add("arange", arange);
-  add("linspace", linspace);
-  add("eye", eye);
-  add("scalar_tensor", [](const RuleCall& call) { return from_nothing(call, {}); });
+  make("arange", arange);
+  make("linspace", linspace);
+  make("eye", eye);
+  make("scalar_tensor", [](const RuleCall& call) { return from_nothing(call, {}); });
   for (const char* name : {"ones_like", "full_like", "empty_like"}) {
     add(name, [](const RuleCall& call) { return like(call, false); });
   }

@@ -79,12 +79,6 @@ DimMap summed(const RuleCall& call) {
   return reduce_dims(call, call.dims("dim", call.rank(0)), Reduction::kSum);
 }
 
-DimMap dist(const RuleCall& call) {
-  DimMap map = whole_map(call);
-  map.outputs = {{{}}};
-  return map;
-}
-
 DimMap cosine_similarity(const RuleCall& call) {
   DimMap map = whole_map(call);
   const int both[] = {0, 1};
@@ -126,7 +120,6 @@ void add_reductions(internal::RuleRegistry& registry) {
   for (const char* name : {"var_mean", "std_mean", "aminmax"}) {
     add(name, whole<2>);
   }
-  add("dist", dist);
   add("cosine_similarity", cosine_similarity);
 }
 

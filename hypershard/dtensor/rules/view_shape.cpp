@@ -80,6 +80,25 @@ class ViewShape {
     }
   }
 
+  /// Several empty dimensions that stay several are matched in order.
+  void pair_empty() {
+    std::vector<std::size_t> from;
+    std::vector<std::size_t> to;
+    for (std::size_t i = 0; i < in_.size(); ++i) {
+      if (call_.local_shape(0)[i] == 0) {
+        from.push_back(i);
+      }
+    }
+    for (std::size_t i = 0; i < out_.size(); ++i) {
+      if (out_[i] == 0) {
+        to.push_back(i);
+      }
+    }
+    for (std::size_t k = 0; from.size() > 1 && from.size() == to.size() && k < to.size(); ++k) {
+      out_[to[k]] = in_[from[k]];
+    }
+  }
+
   /// Sizes the one open entry of a run.
   bool fill_in_run(const Run& run) {
     int unknown = -1;
@@ -105,6 +124,7 @@ class ViewShape {
 
   bool fill_in() {
     stand_in();
+    pair_empty();
     return fill_in_run({0, static_cast<int>(in_.size()), 0, static_cast<int>(out_.size())});
   }
 
@@ -213,6 +233,11 @@ class ViewShape {
   bool map_cut(const Run& run, int cut, Dims& dims) {
     if (run.out_begin == run.out_end) {
       return refuse_cut(cut, "dropped");
+    }
+    for (int dim = run.in_begin; dim < run.in_end; ++dim) {
+      if (call_.shape(0)[at(dim)] == 0 && dim != cut) {
+        return refuse_cut(cut, "merged with a dimension of size 0");
+      }
     }
     const int outermost = outermost_of(run, cut);
     const std::int64_t from = in_[at(cut)];

@@ -345,7 +345,7 @@ void add_views(internal::RuleRegistry& registry) {
   add("tril", triangle);
   add("triu", triangle);
   add("unfold", unfold);
-  add("as_strided", no_rule_for_strides);
+  registry.add("aten::as_strided", "views", no_rule_for_strides, false);
 }
 
 }  // namespace hypershard::dtensor::rules

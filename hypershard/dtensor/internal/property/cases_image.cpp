@@ -96,6 +96,25 @@ void add_convs(RuleCases& cases) {
                          1
                      };
                    }});
+  cases.push_back({"aten::_convolution", [](Draw& d) {
+                     const std::int64_t in = 1 + d.size();
+                     const std::int64_t out = 1 + d.size();
+                     return Arguments{
+                         d.real(image(d, in, 2)),
+                         d.real(kernel(out, in, 2)),
+                         none(),
+                         times(1, 2),
+                         times(1, 2),
+                         times(1, 2),
+                         false,
+                         times(0, 2),
+                         1,
+                         false,
+                         false,
+                         false,
+                         false
+                     };
+                   }});
   cases.push_back({"aten::im2col", [](Draw& d) {
                      return Arguments{
                          d.real(image(d, d.even(), 2)),

@@ -25,7 +25,9 @@ void add_making_cases(RuleCases& cases) {
   cases.push_back({"aten::fill.Tensor", [](Draw& d) {
                      return Arguments{d.real(d.shape(1)), d.real({})};
                    }});
-  for (const char* op : {"empty_like", "rand_like", "randn_like"}) {
+  for (const char* op :
+       {"empty_like", "exponential_", "normal_", "rand_like", "randn_like", "random_", "uniform_"
+       }) {
     cases.push_back(
         {std::string("aten::") + op,
          [](Draw& d) { return Arguments{d.real(d.shape(1))}; },

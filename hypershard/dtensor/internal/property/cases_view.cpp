@@ -8,7 +8,7 @@ namespace hypershard::dtensor::property {
 namespace {
 
 void add_moves(RuleCases& cases) {
-  for (const char* op : {"alias", "clone", "contiguous", "detach"}) {
+  for (const char* op : {"alias", "clone", "contiguous", "detach", "lift_fresh"}) {
     cases.push_back({std::string("aten::") + op, [](Draw& d) {
                        return Arguments{d.real(d.shape(1))};
                      }});
