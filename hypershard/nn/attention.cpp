@@ -19,6 +19,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/attention_kernel.h"
 #include "hypershard/nn/internal/kernel_call.h"
+#include "hypershard/nn/internal/layer_rules.h"
 
 namespace hypershard::nn {
 namespace {
@@ -165,6 +166,7 @@ ThreeTensors backward_cpu(
 }
 
 TORCH_LIBRARY_FRAGMENT(hypershard, m) {
+  dtensor::register_op_rule("hypershard::attention_forward", internal::attention_forward_rule);
   m.def("attention_forward(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "

@@ -26,6 +26,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/cpu_kernels.h"
 #include "hypershard/nn/internal/kernel_call.h"
+#include "hypershard/nn/internal/layer_rules.h"
 
 namespace hypershard::nn {
 namespace {
@@ -158,6 +159,9 @@ at::Tensor backward_cpu(
 }
 
 TORCH_LIBRARY_FRAGMENT(hypershard, m) {
+  dtensor::register_op_rule(
+      "hypershard::cross_entropy_forward", internal::cross_entropy_forward_rule
+  );
   m.def("cross_entropy_forward(Tensor logits, Tensor targets) -> (Tensor, Tensor)");
   m.def(
       "cross_entropy_backward(Tensor grad, Tensor logits, Tensor targets, Tensor log_sum_exp) -> "

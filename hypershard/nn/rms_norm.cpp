@@ -22,6 +22,7 @@
 #include "hypershard/nn/gradient_slot.h"
 #include "hypershard/nn/internal/cpu_kernels.h"
 #include "hypershard/nn/internal/kernel_call.h"
+#include "hypershard/nn/internal/layer_rules.h"
 
 namespace hypershard::nn {
 namespace {
@@ -182,6 +183,7 @@ at::Tensor backward_cpu(
 }
 
 TORCH_LIBRARY_FRAGMENT(hypershard, m) {
+  dtensor::register_op_rule("hypershard::rms_norm_forward", internal::rms_norm_forward_rule);
   m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def(
       "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor rstd, Tensor(a!) "

@@ -19,6 +19,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/cpu_kernels.h"
 #include "hypershard/nn/internal/kernel_call.h"
+#include "hypershard/nn/internal/layer_rules.h"
 
 namespace hypershard::nn {
 namespace {
@@ -78,6 +79,7 @@ at::Tensor rotate_cpu(
 }
 
 TORCH_LIBRARY_FRAGMENT(hypershard, m) {
+  dtensor::register_op_rule("hypershard::rotate", internal::rotate_rule);
   m.def("rotate(Tensor x, Tensor cosine, Tensor sine, bool backwards) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(hypershard, CPU, m) {

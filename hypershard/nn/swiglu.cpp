@@ -17,6 +17,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/nn/internal/cpu_kernels.h"
 #include "hypershard/nn/internal/kernel_call.h"
+#include "hypershard/nn/internal/layer_rules.h"
 
 namespace hypershard::nn {
 namespace {
@@ -95,6 +96,7 @@ std::tuple<at::Tensor, at::Tensor> backward_cpu(
 }
 
 TORCH_LIBRARY_FRAGMENT(hypershard, m) {
+  dtensor::register_op_rule("hypershard::swiglu_forward", internal::swiglu_forward_rule);
   m.def("swiglu_forward(Tensor gate, Tensor up) -> Tensor");
   m.def("swiglu_backward(Tensor grad_h, Tensor gate, Tensor up) -> (Tensor, Tensor)");
 }
