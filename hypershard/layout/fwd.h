@@ -12,6 +12,7 @@ class DeviceMesh;
 
 struct Placement;
 struct Layout;
+struct TensorSpec;
 
 enum class Strategy;
 struct PlaneLayouts;

@@ -155,6 +155,16 @@ int DeviceMesh::coordinate(int rank, std::string_view axis) const {
   return rank / strides_[i] % axes_[i].size;
 }
 
+std::vector<int> DeviceMesh::coordinates(int rank) const {
+  check_rank(rank, size());
+  std::vector<int> coordinates;
+  coordinates.reserve(axes_.size());
+  for (std::size_t i = 0; i < axes_.size(); ++i) {
+    coordinates.push_back(rank / strides_[i] % axes_[i].size);
+  }
+  return coordinates;
+}
+
 std::vector<int> DeviceMesh::group(std::span<const std::string> group_axes, int rank) const {
   check_rank(rank, size());
   std::vector<int> ranks = {rank};

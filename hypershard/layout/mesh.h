@@ -49,6 +49,9 @@ class DeviceMesh {
   /// Errors: InvalidArgument for an unknown axis or a rank out of range.
   int coordinate(int rank, std::string_view axis) const;
 
+  /// Returns the coordinates of `rank`, one an axis. Errors: InvalidArgument if out of range.
+  std::vector<int> coordinates(int rank) const;
+
   /// Returns the ranks that share all coordinates of `rank` but those on `group_axes`; the first
   /// axis named is the slowest. An empty list gives {rank}. All members get the same list.
   /// Errors: InvalidArgument for an unknown or repeated axis, or a rank out of range.

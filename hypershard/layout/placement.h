@@ -42,11 +42,23 @@ struct Placement {
 std::string to_text(const Placement& placement);
 
 /// One placement for each axis of a mesh, in the mesh's axis order.
+///
+/// Several axes that shard one tensor dimension are nested cuts: the first one cuts the whole, the
+/// next one each piece. Reductions of several Partial axes are applied from the last mesh axis to
+/// the first, which matters only where sums (or averages), maxima and minima meet.
 struct Layout {
   std::vector<Placement> placements;
-  bool operator==(const Layout&) const = default;
+  /// Mesh axes in the order of nested cuts, outermost first; axes that are not listed follow in
+  /// mesh order. Matters only for axes that shard the same tensor dimension.
+  std::vector<int> cut_order = {};
+
+  /// Lists the mesh axes that shard tensor dimension `dim`, outermost cut first.
+  std::vector<int> cut_axes(int dim) const;
+  /// Layouts are equal if placements are and nested cuts have the same order, however stated.
+  bool operator==(const Layout& other) const;
 };
-/// Prints like `replicate: Replicate, shard: Flat`.
+/// Prints like `replicate: Replicate, shard: Flat`; nested cuts out of mesh order are added like
+/// ` (dimension 0 cut by tp, then dp)`.
 std::string to_text(const Layout& layout, const DeviceMesh& mesh);
 
 }  // namespace hypershard::layout

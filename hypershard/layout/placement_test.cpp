@@ -52,5 +52,34 @@ TEST(LayoutTest, PrintsALayoutThatDoesNotFitTheMesh) {
   EXPECT_EQ(to_text(longer, mesh), "shard: Flat, axis 1 (not in the mesh): Owned");
 }
 
+TEST(LayoutTest, NestedCutsFollowTheMeshUnlessStated) {
+  const auto rows = Placement::shard(0);
+  EXPECT_EQ((Layout{{rows, rows}}.cut_axes(0)), (std::vector<int>{0, 1}));
+  EXPECT_EQ((Layout{{rows, rows}, {1}}.cut_axes(0)), (std::vector<int>{1, 0}));
+  EXPECT_EQ(
+      (Layout{{rows, Placement::shard(1), rows}, {2, 0}}.cut_axes(0)), (std::vector<int>{2, 0})
+  );
+  EXPECT_TRUE((Layout{{rows, rows}}.cut_axes(1)).empty());
+}
+
+TEST(LayoutTest, EqualityIsAboutTheCutsNotAboutHowTheOrderIsStated) {
+  const auto rows = Placement::shard(0);
+  EXPECT_EQ((Layout{{rows, rows}}), (Layout{{rows, rows}, {0, 1}}));
+  EXPECT_EQ((Layout{{rows, rows}, {1}}), (Layout{{rows, rows}, {1, 0}}));
+  EXPECT_NE((Layout{{rows, rows}}), (Layout{{rows, rows}, {1, 0}}));
+  // Different dimensions: the order of the axes says nothing.
+  EXPECT_EQ((Layout{{rows, Placement::shard(1)}}), (Layout{{rows, Placement::shard(1)}, {1, 0}}));
+}
+
+TEST(LayoutTest, PrintsNestedCutsThatAreOutOfMeshOrder) {
+  const DeviceMesh mesh({{"dp", 2}, {"tp", 2}}, Topology::single_supernode(4));
+  const auto rows = Placement::shard(0);
+  EXPECT_EQ(to_text(Layout{{rows, rows}}, mesh), "dp: Shard(0), tp: Shard(0)");
+  EXPECT_EQ(
+      to_text(Layout{{rows, rows}, {1}}, mesh),
+      "dp: Shard(0), tp: Shard(0) (dimension 0 cut by tp, then dp)"
+  );
+}
+
 }  // namespace
 }  // namespace hypershard::layout
