@@ -11,14 +11,6 @@
 namespace hypershard::layout {
 namespace {
 
-/// Cuts without checks: callers loop over many ranks.
-Range piece_of(Range whole, int num_pieces, int index) {
-  const std::int64_t base = whole.numel() / num_pieces;
-  const std::int64_t longer = whole.numel() % num_pieces;
-  const std::int64_t begin = whole.begin + index * base + std::min<std::int64_t>(index, longer);
-  return {begin, begin + base + (index < longer ? 1 : 0)};
-}
-
 void check_shard_dim(const TensorSpec& spec, const DeviceMesh& mesh, std::size_t axis) {
   const int dim = spec.layout.placements[axis].dim;
   const auto num_dims = static_cast<int>(spec.shape.size());
@@ -90,6 +82,13 @@ void check_cut_order(const TensorSpec& spec, const DeviceMesh& mesh) {
 
 }  // namespace
 
+Range nested_piece(Range whole, int num_pieces, int index) {
+  const std::int64_t base = whole.numel() / num_pieces;
+  const std::int64_t longer = whole.numel() % num_pieces;
+  const std::int64_t begin = whole.begin + index * base + std::min<std::int64_t>(index, longer);
+  return {begin, begin + base + (index < longer ? 1 : 0)};
+}
+
 Range cut_piece(std::int64_t size, int num_pieces, int index) {
   HS_CHECK(size >= 0, "layout.sharding: cannot cut ", size, " elements (expected at least 0)");
   HS_CHECK(
@@ -100,7 +99,7 @@ Range cut_piece(std::int64_t size, int num_pieces, int index) {
       num_pieces,
       " (expected 0 to the number of pieces less one)"
   );
-  return piece_of({0, size}, num_pieces, index);
+  return nested_piece({0, size}, num_pieces, index);
 }
 
 void check_spec(const TensorSpec& spec, const DeviceMesh& mesh) {
@@ -135,7 +134,7 @@ std::vector<Range> local_ranges(
     Range range{0, spec.shape[dim]};
     for (const int axis : spec.layout.cut_axes(static_cast<int>(dim))) {
       const auto i = static_cast<std::size_t>(axis);
-      range = piece_of(range, mesh.axes()[i].size, coordinates[i]);
+      range = nested_piece(range, mesh.axes()[i].size, coordinates[i]);
     }
     ranges.push_back(range);
   }

@@ -17,6 +17,9 @@ namespace hypershard::layout {
 /// 0, num_pieces < 1 or the index is out of range.
 Range cut_piece(std::int64_t size, int num_pieces, int index);
 
+/// Returns piece `index` of a balanced cut of `whole`. Precondition: as the checks of cut_piece.
+Range nested_piece(Range whole, int num_pieces, int index);
+
 /// Checks that a layout can describe a tensor on `mesh`: one placement an axis, dimensions in range
 /// (negative ones are refused, they depend on the tensor), no Flat or Owned, sizes >= 0, and
 /// `cut_order` of known axes, each once.
