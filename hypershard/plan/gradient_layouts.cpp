@@ -19,7 +19,7 @@ constexpr int kSeed = -1;  // the "use" of a value that the caller differentiate
 class ReversePass {
  public:
   ReversePass(const Tape& tape, const layout::DeviceMesh& mesh)
-      : tape_(tape), num_axes_(static_cast<std::size_t>(mesh.num_axes())) {
+      : tape_(tape), mesh_(mesh), num_axes_(static_cast<std::size_t>(mesh.num_axes())) {
     result_.of_value.resize(tape.values().size());
     first_use_.resize(tape.values().size());
   }
@@ -94,7 +94,7 @@ class ReversePass {
         continue;
       }
       const Placement& placement = gradient->placements[axis];
-      if (found.has_value() && *found != placement) {
+      if (found.has_value() && *found != placement && mesh_.axes()[axis].size > 1) {
         note_conflict(found_output, output, axis);
         return Placement::partial();
       }
@@ -127,7 +127,7 @@ class ReversePass {
     }
     for (std::size_t axis = 0; axis < num_axes_; ++axis) {
       Placement& placement = known->placements[axis];
-      if (placement == gradient.placements[axis]) {
+      if (placement == gradient.placements[axis] || mesh_.axes()[axis].size == 1) {
         continue;
       }
       const bool known_is_partial = placement.kind == Kind::kPartial;
@@ -159,6 +159,7 @@ class ReversePass {
   }
 
   const Tape& tape_;
+  const layout::DeviceMesh& mesh_;
   std::size_t num_axes_;
   GradientLayouts result_;
   std::vector<std::vector<int>> first_use_;  // by value and axis

@@ -13,10 +13,10 @@ namespace hypershard::plan {
 
 /// A tensor at one point of its life: writing to it in place makes a new value.
 struct TapeValue {
-  layout::TensorSpec spec;
+  layout::TensorSpec spec = {};
   int producer = -1;            ///< operator of the tape; -1: given from outside
   bool differentiable = false;  ///< a gradient may flow into it
-  std::string name;             ///< of given values: parameter or input; else empty
+  std::string name = {};        ///< of given values: parameter or input; else empty
 };
 
 /// What an entry of the tape stands for.
@@ -29,12 +29,12 @@ enum class TapeKind : std::uint8_t {
 /// One operator. Values are indices into the tape.
 struct TapeOperator {
   TapeKind kind = TapeKind::kOperator;
-  std::string name;  ///< `aten::add.Tensor`; of a boundary its site
+  std::string name = {};  ///< `aten::add.Tensor`; of a boundary its site
   int module = 0;    ///< index of the module it ran in, by the tracker
-  std::vector<int> operands;
-  std::vector<int> outputs;
+  std::vector<int> operands = {};
+  std::vector<int> outputs = {};
   int boundary = -1;                   ///< kBoundary: number given by who placed it
-  std::vector<std::uint8_t> is_named;  ///< kBoundary: by mesh axis, whether the plan names it
+  std::vector<std::uint8_t> is_named = {};  ///< kBoundary: by mesh axis, whether the plan names it
 };
 
 /// A growing record. Plain data: copies are independent. Threads: not thread-safe.
