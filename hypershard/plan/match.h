@@ -44,11 +44,11 @@ struct MatchedParameter {
 
 /// Where the plan names what enters or leaves a module.
 struct BoundarySite {
-  std::string module;  ///< path
+  std::string module = {};  ///< path
   RuleKind kind = RuleKind::kInput;
   int index = 0;
-  std::vector<std::optional<layout::Placement>> wanted;  ///< by mesh axis; none: as it arrives
-  std::string rule;  ///< the rule's text (the first one's, if several state different axes)
+  std::vector<std::optional<layout::Placement>> wanted = {};  ///< by mesh axis; none: as it arrives
+  std::string rule = {};  ///< the rule's text (the first one's, if several state different axes)
 };
 /// Writes like `output 0 of blocks.3.mlp`.
 std::string to_text(const BoundarySite& site);
