@@ -65,8 +65,8 @@ struct OperandMap {
 
 struct OutputMap {
   Dims dims;
-  bool is_defined = true;  ///< an undefined result of the operator has an empty spec
-  std::vector<int> from;   ///< operands it depends on; empty: all
+  bool is_defined = true;      ///< an undefined result of the operator has an empty spec
+  std::vector<int> from = {};  ///< operands it depends on; empty: all
 };
 
 /// How one call's dimensions correspond, and in which operands the operator is linear.

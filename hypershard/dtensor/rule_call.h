@@ -18,11 +18,11 @@ namespace hypershard::dtensor {
 /// One call as rules read it: tensors that the operator only writes (`out`) are left out, so that
 /// a rule serves the functional, in-place and out variants alike.
 ///
-/// Refers to the OpCall. Errors: InvalidArgument if `operands` does not hold one spec for each
+/// Refers to the OpCall and the mesh. Errors: InvalidArgument if `operands` does not hold one spec for each
 /// defined tensor of the arguments, or a spec's rank is not its tensor's.
 class RuleCall {
  public:
-  explicit RuleCall(const OpCall& call);
+  RuleCall(const OpCall& call, const layout::DeviceMesh& mesh);
 
   std::string_view name() const;  ///< without overload, e.g. `aten::mm`
   const c10::OperatorHandle& op() const { return call_.op; }
@@ -38,6 +38,7 @@ class RuleCall {
   std::int64_t integer(std::string_view argument, std::int64_t otherwise) const;
   bool flag(std::string_view argument) const;
   double number(std::string_view argument) const;
+  std::vector<double> numbers(std::string_view argument) const;
   std::string text(std::string_view argument) const;
   /// A single integer counts as a list of one; None as an empty list.
   std::vector<std::int64_t> integers(std::string_view argument) const;
@@ -59,6 +60,13 @@ class RuleCall {
   const at::Tensor& tensor(int operand) const { return *operands_[index(operand)].tensor; }
   /// Tells whether some axis of the mesh cuts the operand along `dim`.
   bool is_cut(int operand, int dim) const;
+  /// Bounds the local sizes of a dimension over all ranks: what a rule may rest on, since every
+  /// rank must come to the same verdict.
+  struct Sizes {
+    std::int64_t least = 0;
+    std::int64_t most = 0;
+  };
+  Sizes piece_sizes(int operand, int dim) const;
 
   /// Specs of tensors that the call writes, in schema order, with their arguments' names.
   struct Written {
@@ -81,6 +89,7 @@ class RuleCall {
   int argument_index(std::string_view argument) const;
 
   const OpCall& call_;
+  const layout::DeviceMesh& mesh_;
   std::size_t next_spec_ = 0;
   std::vector<Operand> operands_;
   std::vector<Written> written_;
