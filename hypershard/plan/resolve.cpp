@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/layout/sharding.h"
@@ -81,7 +82,14 @@ class Resolver final : public TrackerObserver {
     for (const PlannedInput& input : inputs) {
       tracker_.set_spec(input.local, input.spec, input.name);
     }
-    settle(forward());
+    try {
+      settle(forward());
+    } catch (const c10::Error&) {
+      if (result_.problems.empty()) {
+        throw;
+      }
+      result_.is_complete = false;  // a consequence of the problems, which say more
+    }
     return std::move(result_);
   }
 

@@ -59,6 +59,7 @@ struct ResolvedPlan {
   std::vector<layout::TensorSpec> outputs;  ///< of the forward that was run
   std::vector<std::string> data_axes;
   std::vector<LayoutFault> problems;  ///< empty unless resolving was asked to collect them
+  bool is_complete = true;  ///< false: after the problems the model could not run to its end
 
   /// Returns the parameter of this name or alias, or null.
   const ResolvedParameter* find_parameter(const std::string& name) const;

@@ -45,12 +45,18 @@ inline layout::DeviceMesh planned_mesh(std::vector<layout::MeshAxis> axes) {
   return layout::DeviceMesh(std::move(axes), layout::Topology::single_supernode(size));
 }
 
+/// Device and dtype of the models that this thread makes.
+inline at::TensorOptions& model_options() {
+  static thread_local at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  return options;
+}
+
 inline void fill_by_formula(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   double phase = 0.1;
   for (auto& item : module.named_parameters()) {
     const auto values = at::arange(item.value().numel(), at::kDouble).mul(0.7).add(phase).sin();
-    item.value().copy_(values.mul(0.3).view_as(item.value()));
+    item.value().copy_(values.mul(0.3).view(item.value().sizes()));
     phase += 1.3;
   }
 }
@@ -58,9 +64,9 @@ inline void fill_by_formula(torch::nn::Module& module) {
 /// x weight^T + bias by at::linear.
 struct DenseImpl : nn::Hookable<DenseImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
   DenseImpl(std::int64_t in, std::int64_t out, bool with_bias = true) {
-    weight = register_parameter("weight", at::zeros({out, in}, at::kDouble));
+    weight = register_parameter("weight", at::zeros({out, in}, model_options()));
     if (with_bias) {
-      bias = register_parameter("bias", at::zeros({out}, at::kDouble));
+      bias = register_parameter("bias", at::zeros({out}, model_options()));
     }
   }
   at::Tensor forward_impl(const at::Tensor& x) {
@@ -74,7 +80,7 @@ TORCH_MODULE(Dense);
 /// Scales to unit length over the last dimension, then by a weight.
 struct NormImpl : nn::Hookable<NormImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
   explicit NormImpl(std::int64_t dim) {
-    weight = register_parameter("weight", at::ones({dim}, at::kDouble));
+    weight = register_parameter("weight", at::ones({dim}, model_options()));
   }
   at::Tensor forward_impl(const at::Tensor& x) {
     return x * at::rsqrt(x.pow(2).mean(-1, true) + 1e-5) * weight;

@@ -6,6 +6,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "hypershard/core/error.h"
@@ -40,6 +41,16 @@ std::string name_of(const c10::OperatorHandle& op) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
+// Numbers, flags and sizes that the program reads: no layout comes of them. Where they steer the
+// program differently on two ranks, the order of operators shows it.
+bool returns_tensors(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
+    const auto& type = *result.type();
+    return type.isSubtypeOf(*c10::TensorType::get()) ||
+           type.isSubtypeOf(*c10::ListType::ofTensors()) || type.kind() == c10::TypeKind::OptionalType;
+  });
+}
+
 bool cuts_gradient(const std::string& name) {
   return name.starts_with("aten::detach");
 }
@@ -72,6 +83,8 @@ struct LayoutTracker::Call {
 void LayoutTracker::run(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) {
   if (torch::autograd::get_current_graph_task_id() != -1) {
     run_backward(op, stack);
+  } else if (!returns_tensors(op.schema()) && !op.schema().is_mutable()) {
+    op.callBoxed(stack);
   } else {
     run_forward(op, stack);
   }
