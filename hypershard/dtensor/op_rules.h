@@ -62,9 +62,9 @@ class RuleCall;
 /// A rule: states for a call how dimensions correspond (`rule_call.h`, `dim_map.h`).
 using OpRule = std::function<DimMap(const RuleCall& call)>;
 
-/// Adds the rule of an operator, e.g. `my::op`; it serves all overloads, `my::op_` and out variants.
-/// Errors: InvalidArgument if the operator has a rule.
-/// Threads: any; calls that run meanwhile see the registry before or after.
+/// Adds the rule of an operator, e.g. `my::op`; it serves all overloads, `my::op_` and out
+/// variants. Errors: InvalidArgument if the operator has a rule. Threads: any; calls that run
+/// meanwhile see the registry before or after.
 void register_op_rule(std::string_view qualified_name, OpRule rule);
 
 /// Tells whether a name without overload, e.g. `aten::add_`, has a rule of its own or through its

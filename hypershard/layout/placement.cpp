@@ -106,6 +106,16 @@ bool Layout::operator==(const Layout& other) const {
   });
 }
 
+Layout gradient_layout(const Layout& layout) {
+  Layout gradient = layout;
+  for (Placement& placement : gradient.placements) {
+    if (placement.kind == Placement::Kind::kPartial) {
+      placement = Placement::replicate();
+    }
+  }
+  return gradient;
+}
+
 std::string to_text(const Layout& layout, const DeviceMesh& mesh) {
   // Never throws for a layout that does not fit: it is called to say exactly that.
   std::string text;

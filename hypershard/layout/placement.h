@@ -57,6 +57,11 @@ struct Layout {
   /// Layouts are equal if placements are and nested cuts have the same order, however stated.
   bool operator==(const Layout& other) const;
 };
+
+/// Returns the layout of the gradient of a tensor that lies as `layout`: Shard and Replicate stay,
+/// Partial becomes Replicate, since each term counts in full.
+Layout gradient_layout(const Layout& layout);
+
 /// Prints like `replicate: Replicate, shard: Flat`; nested cuts out of mesh order are added like
 /// ` (dimension 0 cut by tp, then dp)`.
 std::string to_text(const Layout& layout, const DeviceMesh& mesh);

@@ -71,6 +71,14 @@ TEST(LayoutTest, EqualityIsAboutTheCutsNotAboutHowTheOrderIsStated) {
   EXPECT_EQ((Layout{{rows, Placement::shard(1)}}), (Layout{{rows, Placement::shard(1)}, {1, 0}}));
 }
 
+TEST(LayoutTest, GradientsOfPartialTensorsAreReplicate) {
+  const auto rows = Placement::shard(0);
+  EXPECT_EQ(
+      gradient_layout({{rows, Placement::partial(), rows, Placement::replicate()}, {2}}),
+      (Layout{{rows, Placement::replicate(), rows, Placement::replicate()}, {2}})
+  );
+}
+
 TEST(LayoutTest, PrintsNestedCutsThatAreOutOfMeshOrder) {
   const DeviceMesh mesh({{"dp", 2}, {"tp", 2}}, Topology::single_supernode(4));
   const auto rows = Placement::shard(0);
