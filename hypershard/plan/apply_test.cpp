@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"dp2_tp2", {{"dp", 2}, {"tp", 2}}, test::tensor_parallel_plan},
         Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, sequence_parallel_plan}
     ),
-    [](const auto& info) { return std::string(info.param.name); }
+    [](const auto& each) { return std::string(each.param.name); }
 );
 
 // Names of operators that a step runs, without those that hold no work of the model.
@@ -103,7 +103,10 @@ class Profile {
     handle_ = at::addThreadLocalCallback(
         at::RecordFunctionCallback([](const at::RecordFunction& fn
                                    ) -> std::unique_ptr<at::ObserverContext> {
-          names().push_back(fn.name());
+          const std::string name = fn.name();
+          if (!name.starts_with("autograd::engine::")) {  // nodes, not operators
+            names().push_back(name);
+          }
           return nullptr;
         }).scopes({at::RecordScope::FUNCTION})
     );

@@ -44,7 +44,7 @@ enum class OnProblem : std::uint8_t {
 
 /// How a plan is resolved.
 struct ResolveOptions {
-  std::vector<std::string> data_axes;  ///< their Partial gradients are left to the data-parallel side
+  std::vector<std::string> data_axes = {};  ///< their Partial gradients are left to the data-parallel side
   OnProblem on_problem = OnProblem::kThrow;
 };
 
