@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +15,8 @@ namespace hypershard::plan {
 
 /// What is known of one tensor.
 struct TableEntry {
-  layout::TensorSpec spec;
+  layout::TensorSpec spec = {};
+  std::string name = {};  ///< of given tensors: parameters and inputs
   std::uint64_t epoch = 0;    ///< of the tape that `value` belongs to
   int value = -1;             ///< on that tape
   std::int64_t version = -1;  ///< of the tensor's memory when `value` was made; -1: not counted

@@ -93,6 +93,12 @@ class Resolver final : public TrackerObserver {
     return std::move(result_);
   }
 
+  void enter_module(const std::string&, c10::ArrayRef<at::Tensor> inputs) override {
+    if (tracker_.module_depth() == 1) {
+      note_inputs(inputs);
+    }
+  }
+
   void on_fault(const LayoutFault& fault) override {
     if (options_.on_problem == OnProblem::kThrow) {
       TrackerObserver::on_fault(fault);
@@ -101,11 +107,27 @@ class Resolver final : public TrackerObserver {
   }
 
  private:
+  // The root's own boundaries come first and replace what its arguments were.
+  void note_inputs(c10::ArrayRef<at::Tensor> inputs) {
+    result_.inputs.resize(std::max(result_.inputs.size(), inputs.size()));
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto spec = tracker_.spec_of(inputs[i]);
+      if (!result_.inputs[i].has_value() && spec.has_value()) {
+        result_.inputs[i] = spec->layout;
+      }
+    }
+  }
+
   void cross(std::size_t number, at::Tensor& tensor) {
     const BoundarySite& site = matched_.sites[number];
     ResolvedBoundary& boundary = result_.boundaries[number];
     const std::string name = to_text(site);
     const TensorSpec spec = tracker_.spec_or_assume(tensor, name);
+    if (site.module.empty() && site.kind == RuleKind::kInput) {
+      const auto index = static_cast<std::size_t>(site.index);
+      result_.inputs.resize(std::max(result_.inputs.size(), index + 1));
+      result_.inputs[index] = spec.layout;
+    }
     const Layout wanted = wanted_layout(spec.layout, site);
     check_crossing(boundary, spec, wanted, tensor);
     if (boundary.crossings++ == 0) {

@@ -56,7 +56,8 @@ struct ResolvedParameter {
 struct ResolvedPlan {
   std::vector<ResolvedBoundary> boundaries;  ///< in the order of the plan's sites
   std::vector<ResolvedParameter> parameters;
-  std::vector<layout::TensorSpec> outputs;  ///< of the forward that was run
+  std::vector<std::optional<layout::Layout>> inputs;  ///< of the model's arguments, in hook order
+  std::vector<layout::TensorSpec> outputs;            ///< of the forward that was run
   std::vector<std::string> data_axes;
   std::vector<LayoutFault> problems;  ///< empty unless resolving was asked to collect them
   bool is_complete = true;  ///< false: after the problems the model could not run to its end

@@ -42,7 +42,7 @@ void LayoutTracker::set_spec(
          .fix = "give this rank its balanced cut, or correct the layout or the global shape"}
     );
   }
-  TableEntry entry{.spec = std::move(spec), .version = internal::version_of(tensor)};
+  TableEntry entry{.spec = std::move(spec), .name = name, .version = internal::version_of(tensor)};
   entry.epoch = epoch_;
   entry.value = tape_.add_given(
       entry.spec, internal::can_have_gradient(tensor) && tensor.requires_grad(), name
@@ -84,7 +84,7 @@ void LayoutTracker::refresh_value(const at::Tensor& tensor, TableEntry& entry) {
     entry.epoch = epoch_;
     entry.version = version;
     entry.value = tape_.add_given(
-        entry.spec, internal::can_have_gradient(tensor) && tensor.requires_grad()
+        entry.spec, internal::can_have_gradient(tensor) && tensor.requires_grad(), entry.name
     );
     return;
   }

@@ -64,7 +64,8 @@ class TrackerObserver {
 /// Side table, module path and tape of one rank's program.
 ///
 /// Tensors without a known layout count as Replicate, with their local shape as the global one.
-/// Only forward operators are checked; those of a backward have no layouts of their own (see NOTE
+/// Only forward operators are checked, inside modules or with grad mode (an optimizer's arithmetic
+/// on parameters is nobody's layout); those of a backward have no layouts of their own (see NOTE
 /// [gradient law]).
 /// Threads: the one that it tracks.
 class LayoutTracker {

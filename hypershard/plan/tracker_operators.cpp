@@ -5,6 +5,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -83,7 +84,8 @@ struct LayoutTracker::Call {
 void LayoutTracker::run(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) {
   if (torch::autograd::get_current_graph_task_id() != -1) {
     run_backward(op, stack);
-  } else if (!returns_tensors(op.schema()) && !op.schema().is_mutable()) {
+  } else if ((stack_.empty() && !at::GradMode::is_enabled()) ||
+             (!returns_tensors(op.schema()) && !op.schema().is_mutable())) {
     op.callBoxed(stack);
   } else {
     run_forward(op, stack);
