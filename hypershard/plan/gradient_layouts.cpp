@@ -79,11 +79,7 @@ class ReversePass {
   }
 
   Placement replicate_gradient(const TapeOperator& op, std::size_t axis) {
-    const bool all_replicate =
-        std::all_of(op.operands.begin(), op.operands.end(), [&](int operand) {
-          return tape_.value(operand).spec.layout.placements[axis].kind == Kind::kReplicate;
-        });
-    if (!all_replicate) {
+    if (!is_whole(op, axis)) {
       return Placement::partial();
     }
     std::optional<Placement> found;
@@ -135,11 +131,35 @@ class ReversePass {
           {value,
            static_cast<int>(axis),
            known_is_partial ? use : uses[axis],
-           known_is_partial ? uses[axis] : use}
+           known_is_partial ? uses[axis] : use,
+           origin_of(known_is_partial ? uses[axis] : use, axis)}
       );
       placement = Placement::partial();
       uses[axis] = known_is_partial ? uses[axis] : use;
     }
+  }
+
+  bool is_whole(const TapeOperator& op, std::size_t axis) const {
+    return std::all_of(op.operands.begin(), op.operands.end(), [&](int operand) {
+      return tape_.value(operand).spec.layout.placements[axis].kind == Kind::kReplicate;
+    });
+  }
+
+  // Follows a Partial gradient back to where it arose.
+  int origin_of(int use, std::size_t axis) const {
+    while (use >= 0 && is_whole(tape_.op(use), axis)) {
+      const TapeOperator& op = tape_.op(use);
+      const auto partial =
+          std::find_if(op.outputs.begin(), op.outputs.end(), [&](int output) {
+            const auto& gradient = result_.of_value[static_cast<std::size_t>(output)];
+            return gradient.has_value() && gradient->placements[axis].kind == Kind::kPartial;
+          });
+      if (partial == op.outputs.end()) {
+        break;
+      }
+      use = first_use(*partial, axis);
+    }
+    return use;
   }
 
   int first_use(int value, std::size_t axis) const {
@@ -154,7 +174,11 @@ class ReversePass {
     const int replicate = other_is_partial ? one : other;
     const int partial = other_is_partial ? other : one;
     result_.conflicts.push_back(
-        {one, static_cast<int>(axis), first_use(replicate, axis), first_use(partial, axis)}
+        {one,
+         static_cast<int>(axis),
+         first_use(replicate, axis),
+         first_use(partial, axis),
+         origin_of(first_use(partial, axis), axis)}
     );
   }
 

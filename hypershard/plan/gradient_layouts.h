@@ -32,6 +32,7 @@ struct GradientConflict {
   int axis = 0;
   int replicate_use = -1;  ///< operator that hands back a Replicate gradient
   int partial_use = -1;    ///< operator that hands back a Partial one
+  int partial_origin = -1;  ///< the one behind it where a whole operand met a cut or partial one
 };
 
 /// The gradient on both sides of a boundary.

@@ -88,6 +88,18 @@ TEST_F(GradientLayoutsTest, ForgottenInputBoundaryIsAConflictThatNamesBothUses) 
   EXPECT_EQ(gradients.conflicts[0].value, x);
   EXPECT_EQ(gradients.conflicts[0].partial_use, 0);
   EXPECT_EQ(gradients.conflicts[0].replicate_use, 3);
+  EXPECT_EQ(gradients.conflicts[0].partial_origin, 0);
+}
+
+TEST_F(GradientLayoutsTest, APartialGradientIsFollowedToWhereItArose) {
+  const int x = given(kRep);
+  const int normed = op({op({x}, kRep)}, kRep);                       // op0, op1
+  const int hidden = op({normed, given(Placement::shard(0))}, Placement::shard(1));  // op2
+  const int y = boundary(op({hidden, given(Placement::shard(1))}, kSum), kRep);
+  const auto gradients = derive(op({x, y}, kRep));
+  ASSERT_EQ(gradients.conflicts.size(), 1U);
+  EXPECT_EQ(gradients.conflicts[0].partial_use, 0);
+  EXPECT_EQ(gradients.conflicts[0].partial_origin, 2);
 }
 
 TEST_F(GradientLayoutsTest, ResultsOfOneOperatorMustAgreeToo) {

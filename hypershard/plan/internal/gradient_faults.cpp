@@ -39,9 +39,13 @@ LayoutFault conflict_fault(
 ) {
   const std::string& axis = tracker.mesh().axes()[static_cast<std::size_t>(conflict.axis)].name;
   const TapeValue& value = tape.value(conflict.value);
-  const int at = conflict.partial_use >= 0 ? conflict.partial_use : conflict.replicate_use;
+  const int at =
+      conflict.partial_origin >= 0 ? conflict.partial_origin : conflict.replicate_use;
   const std::string& module = at >= 0 ? tracker.module_path(tape.op(at).module) : "(root)";
-  const std::string partial = use_text(tracker, tape, conflict.partial_use);
+  std::string partial = use_text(tracker, tape, conflict.partial_origin);
+  if (conflict.partial_use != conflict.partial_origin) {
+    partial += " (through " + use_text(tracker, tape, conflict.partial_use) + ")";
+  }
   return {
       .module = module,
       .subject = "the gradient of " + value_text(tracker, tape, conflict.value),
@@ -62,7 +66,7 @@ LayoutFault conflict_fault(
       .fix = concat_text(
           "a boundary is missing: state an input of ",
           module,
-          " (or of a module between) as {",
+          " (or of a module around it) as {",
           axis,
           " = \"replicate\"}, which reduces the gradient in backward"
       )

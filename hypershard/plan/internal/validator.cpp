@@ -103,6 +103,7 @@ void Validator::begin(torch::nn::Module& model) {
     parameters_.emplace_back(&parameter, found->second);
     tracker_.set_spec(found->second, parameter.spec, parameter.name);
   }
+  give_gradients_layouts();
   compare_parameters();
   meet("start of validation");
 }

@@ -60,6 +60,7 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
       bool include_data_axes = true
   );
   void compare_parameters();
+  void give_gradients_layouts();
   void end_backward();
   void check_gradients();
   void check_boundary_gradients(const GradientLayouts& gradients);
@@ -84,7 +85,6 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
 
   // Of the running forward and backward.
   bool in_root_ = false;
-  std::uint64_t forward_ = 0;
   std::map<int, int> crossings_;  // tape operator -> boundary
   struct RootOutput {
     int value;

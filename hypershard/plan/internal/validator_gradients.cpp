@@ -15,14 +15,19 @@ using layout::Placement;
 
 void Validator::end_root(c10::ArrayRef<at::Tensor> outputs) {
   in_root_ = false;
-  ++forward_;
+  std::vector<layout::TensorSpec> specs;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad()) {
       continue;
     }
+    specs.push_back(tracker_.spec_or_assume(output, "result of the model"));
     const auto has_gradient = std::make_shared<bool>(false);
     output.register_hook([has_gradient](const at::Tensor&) { *has_gradient = true; });
     outputs_.push_back({tracker_.value_of(output, "result of the model"), has_gradient});
+  }
+  const auto faults = seed_faults(tracker_, specs, plan_.data_axes);
+  if (!faults.empty()) {
+    agreement_.fail(faults.front());
   }
   meet("end of forward");
 }
@@ -63,10 +68,21 @@ void Validator::end_backward() {
           "over ResolvedParameter::reduce_axes",
           /*include_data_axes=*/false
       );
+    }
+  }
+  give_gradients_layouts();
+  meet("end of backward");
+}
+
+// What is done with gradients between steps (zeroing, clipping) then meets tensors that are known.
+void Validator::give_gradients_layouts() {
+  for (const auto& [parameter, tensor] : parameters_) {
+    const at::Tensor& gradient = tensor.grad();
+    if (parameter->is_trained && gradient.defined()) {
+      const Layout settled = settled_gradient(parameter->spec.layout);
       tracker_.set_spec(gradient, {parameter->spec.shape, settled}, "gradient of " + parameter->name);
     }
   }
-  meet("end of backward");
 }
 
 void Validator::check_gradients() {
