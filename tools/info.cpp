@@ -13,6 +13,7 @@
 #include "hypershard/core/env.h"
 #include "hypershard/core/process.h"
 #include "hypershard/core/text.h"
+#include "hypershard/dtensor/operator_table.h"
 #include "hypershard/train/exit_code.h"
 #include "hypershard/train/process_memory.h"
 #include "hypershard/train/progress.h"
@@ -37,6 +38,13 @@ const std::string kConfigTitle =
     "What `hypershard info config --markdown` prints; a test keeps this file current. A "
     "configuration\n"
     "is a TOML file with these sections; `--set section.key=value` overrides a key.\n\n";
+
+const std::string kOperatorsTitle =
+    "# Operators with layout rules\n\n"
+    "What `hypershard info operators --markdown` prints; a test keeps this file current. "
+    "Rules of\n"
+    "your own operators are added with `register_op_rule` "
+    "(`hypershard/dtensor/op_rules.h`).\n\n";
 
 void print_field(const char* name, const std::string& value) {
   char padded[24];
@@ -99,7 +107,9 @@ int print_info() {
 void add_info(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "info",
-      "Describes this build and machine; `info env` and `info config` list variables and keys."
+      "Describes this build and machine; `info env`, `info config` and `info operators` list "
+      "variables, "
+      "keys and operators."
   );
   command->require_subcommand(0, 1);
   const auto markdown = std::make_shared<bool>(false);
@@ -120,6 +130,9 @@ void add_info(CLI::App& app, Action& action) {
     const train::RunConfigFile file;
     return as_markdown ? kConfigTitle + file.schema().describe_markdown()
                        : file.schema().describe();
+  });
+  add_table("operators", "Lists the operators that have layout rules.", [](bool as_markdown) {
+    return (as_markdown ? kOperatorsTitle : "") + dtensor::describe_operators(as_markdown);
   });
   command->callback([&action, command] {
     if (command->get_subcommands().empty()) {

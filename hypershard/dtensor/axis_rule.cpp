@@ -10,7 +10,9 @@ namespace {
 
 using layout::Placement;
 
-bool is_shard(const Placement& placement) { return placement.kind == Placement::Kind::kShard; }
+bool is_shard(const Placement& placement) {
+  return placement.kind == Placement::Kind::kShard;
+}
 
 bool passes(const Passes& passes, Placement::Reduce reduce) {
   switch (reduce) {
@@ -53,8 +55,7 @@ int find_label(const Dims& dims, int label) {
 
 Placement AxisRule::placement(int operand) const {
   const Role role = map_.operands[static_cast<std::size_t>(operand)].role;
-  const Placement& stated =
-      call_.spec(operand).layout.placements[static_cast<std::size_t>(axis_)];
+  const Placement& stated = call_.spec(operand).layout.placements[static_cast<std::size_t>(axis_)];
   const bool is_unread_term = role == Role::kShape && stated.kind == Placement::Kind::kPartial;
   return role == Role::kIgnored || is_unread_term ? Placement::replicate() : stated;
 }
@@ -100,33 +101,48 @@ std::optional<Refusal> AxisRule::check_partial(int partial) const {
   for (int i = 0; i < call_.num_operands(); ++i) {
     if (is_shard(placement(i))) {
       return Refusal{
-          concat_text(operand_text(i), " beside ", operand_text(partial), on_axis(),
-                      ": a piece of one does not belong to a term of the other"),
+          concat_text(
+              operand_text(i),
+              " beside ",
+              operand_text(partial),
+              on_axis(),
+              ": a piece of one does not belong to a term of the other"
+          ),
           concat_text("reduce '", call_.operand_name(partial), "' before, to Replicate or Shard")
       };
     }
     if (is_partial(i) && placement(i) != placement(partial)) {
       return Refusal{
-          concat_text(operand_text(i), " beside ", operand_text(partial), on_axis(),
-                      ": terms of different reductions"),
+          concat_text(
+              operand_text(i),
+              " beside ",
+              operand_text(partial),
+              on_axis(),
+              ": terms of different reductions"
+          ),
           "reduce both before"
       };
     }
-    const bool is_linear = std::any_of(
-        map_.terms.begin(), map_.terms.end(),
-        [i](const std::vector<int>& term) {
+    const bool is_linear =
+        std::any_of(map_.terms.begin(), map_.terms.end(), [i](const std::vector<int>& term) {
           return std::find(term.begin(), term.end(), i) != term.end();
-        }
-    );
+        });
     if (is_partial(i) && (!is_linear || !passes(map_.passes, placement(i).reduce))) {
       return Refusal{
-          concat_text(operand_text(i), on_axis(),
-                      ": the operator of its terms is not a term of the operator of their "
-                      "reduction (it is not ",
-                      passes({}, placement(i).reduce) ? "linear" : "monotone", " in this operand)"),
-          concat_text("reduce '", call_.operand_name(i),
-                      "' before, to Replicate or Shard: a boundary is missing behind what makes it "
-                      "Partial")
+          concat_text(
+              operand_text(i),
+              on_axis(),
+              ": the operator of its terms is not a term of the operator of their "
+              "reduction (it is not ",
+              passes({}, placement(i).reduce) ? "linear" : "monotone",
+              " in this operand)"
+          ),
+          concat_text(
+              "reduce '",
+              call_.operand_name(i),
+              "' before, to Replicate or Shard: a boundary is missing behind what makes it "
+              "Partial"
+          )
       };
     }
   }
@@ -144,16 +160,26 @@ std::optional<Refusal> AxisRule::check_terms(Placement::Reduce reduce) const {
     }
     if (partials.size() > 1) {
       return Refusal{
-          concat_text(operand_text(partials[0]), " and ", operand_text(partials[1]), on_axis(),
-                      ": a product of sums is not the sum of the terms' products"),
+          concat_text(
+              operand_text(partials[0]),
+              " and ",
+              operand_text(partials[1]),
+              on_axis(),
+              ": a product of sums is not the sum of the terms' products"
+          ),
           "reduce one of them before"
       };
     }
     const std::string added =
         term.empty() ? "a constant" : concat_text(operand_text(term[0]), on_axis());
     return Refusal{
-        concat_text(added, " is added to an operand that is ", Placement::partial(reduce),
-                    on_axis(), ": it would be counted once for each rank of the axis"),
+        concat_text(
+            added,
+            " is added to an operand that is ",
+            Placement::partial(reduce),
+            on_axis(),
+            ": it would be counted once for each rank of the axis"
+        ),
         "reduce the Partial operand before, or make the other one Partial too"
     };
   }
@@ -167,10 +193,10 @@ AxisOutcome AxisRule::through_partial(int partial) const {
     return outcome;
   }
   for (const OutputMap& output : map_.outputs) {
-    const bool depends = output.from.empty() ||
-                         std::any_of(output.from.begin(), output.from.end(), [this](int i) {
-                           return is_partial(i);
-                         });
+    const bool depends =
+        output.from.empty() || std::any_of(output.from.begin(), output.from.end(), [this](int i) {
+          return is_partial(i);
+        });
     outcome.outputs.push_back(depends ? placement(partial) : Placement::replicate());
   }
   return outcome;
@@ -188,10 +214,25 @@ std::optional<Refusal> AxisRule::check_follows(int cut, int label, int operand) 
   const std::string both = concat_text(operand_text(cut), ", ", operand_text(operand), on_axis());
   if (dim >= 0) {
     return Refusal{
-        concat_text(both, ": dimension ", dim, " of '", name, "' runs over the index that '",
-                    call_.operand_name(cut), "' is cut along"),
-        concat_text("redistribute '", name, "' to ", Placement::shard(dim), ", or '",
-                    call_.operand_name(cut), "' to another layout")
+        concat_text(
+            both,
+            ": dimension ",
+            dim,
+            " of '",
+            name,
+            "' runs over the index that '",
+            call_.operand_name(cut),
+            "' is cut along"
+        ),
+        concat_text(
+            "redistribute '",
+            name,
+            "' to ",
+            Placement::shard(dim),
+            ", or '",
+            call_.operand_name(cut),
+            "' to another layout"
+        )
     };
   }
   return Refusal{
@@ -209,8 +250,13 @@ std::optional<Refusal> AxisRule::check_terms_have(int cut, int label) const {
     if (!has) {
       const std::string added = term.empty() ? "a constant" : operand_text(term[0]);
       return Refusal{
-          concat_text(operand_text(cut), on_axis(), " along a dimension that is summed over, and ",
-                      added, " is added: it would be counted once for each rank of the axis"),
+          concat_text(
+              operand_text(cut),
+              on_axis(),
+              " along a dimension that is summed over, and ",
+              added,
+              " is added: it would be counted once for each rank of the axis"
+          ),
           "add it after the sum has been reduced, or make it Partial"
       };
     }
@@ -232,10 +278,16 @@ AxisOutcome AxisRule::along_label(int cut) const {
                        .dims[static_cast<std::size_t>(placement(cut).dim)];
   if (dim.label == Dim::kWhole) {
     return refused(
-        concat_text(operand_text(cut), on_axis(),
-                    ": the operator needs every entry of this dimension on each rank"),
-        concat_text("redistribute '", call_.operand_name(cut),
-                    "' to Replicate, or to Shard of another dimension")
+        concat_text(
+            operand_text(cut),
+            on_axis(),
+            ": the operator needs every entry of this dimension on each rank"
+        ),
+        concat_text(
+            "redistribute '",
+            call_.operand_name(cut),
+            "' to Replicate, or to Shard of another dimension"
+        )
     );
   }
   AxisOutcome outcome;
@@ -243,17 +295,24 @@ AxisOutcome AxisRule::along_label(int cut) const {
   for (int i = 0; i < call_.num_operands() && !outcome.refusal; ++i) {
     outcome.refusal = check_follows(cut, dim.label, i);
   }
-  const std::optional<Placement> rest = reduced(map_.reductions[static_cast<std::size_t>(dim.label)]);
+  const std::optional<Placement> rest =
+      reduced(map_.reductions[static_cast<std::size_t>(dim.label)]);
   bool is_reduced = false;
   for (const OutputMap& output : map_.outputs) {
     const int at = find_label(output.dims, dim.label);
     const bool depends = depends_on(output, dim.label);
     if (at == -2 || (at < 0 && depends && output.is_defined && !rest)) {
       return refused(
-          concat_text(operand_text(cut), on_axis(),
-                      ": the operator's result mixes the pieces of this dimension"),
-          concat_text("redistribute '", call_.operand_name(cut),
-                      "' to Replicate, or to Shard of another dimension")
+          concat_text(
+              operand_text(cut),
+              on_axis(),
+              ": the operator's result mixes the pieces of this dimension"
+          ),
+          concat_text(
+              "redistribute '",
+              call_.operand_name(cut),
+              "' to Replicate, or to Shard of another dimension"
+          )
       );
     }
     is_reduced = is_reduced || (output.is_defined && at < 0 && depends);

@@ -58,11 +58,13 @@ struct Passes {
   bool min = false;
 };
 
+/// One operand of a call.
 struct OperandMap {
   Dims dims;
   Role role = Role::kValue;
 };
 
+/// One result of a call.
 struct OutputMap {
   Dims dims;
   bool is_defined = true;      ///< an undefined result of the operator has an empty spec
@@ -78,6 +80,7 @@ struct DimMap {
   /// in no term are used non-linearly. Empty: no operand may be Partial.
   std::vector<std::vector<int>> terms;
   Passes passes;
+  bool takes_empty = true;  ///< false: the kernels fail on empty pieces, so they are refused
   bool is_random = false;
   std::optional<Refusal> refusal;  ///< set by a rule for calls that have none
 

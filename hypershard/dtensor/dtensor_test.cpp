@@ -95,6 +95,14 @@ TEST(DTensorTest, BroadcastTakesTheFirstRanksValuesAndKeepsTheCallersTensor) {
   });
 }
 
+TEST(DTensorTest, AMeshWithoutAxesIsOneRank) {
+  run_ranks(1, [](const std::shared_ptr<comm::World>& world) {
+    const auto mesh = process_mesh(world, {});
+    EXPECT_TENSORS_EQUAL(distribute(numbers({3}), {}, mesh).full_tensor(), numbers({3}));
+    EXPECT_EQ(from_local(numbers({3}), {}, mesh).shape(), Shape{3});
+  });
+}
+
 TEST(DTensorTest, PrintsWhatItIs) {
   run_ranks(2, [](const std::shared_ptr<comm::World>& world) {
     const auto mesh = process_mesh(world, {2});

@@ -163,7 +163,7 @@ class Rebalance : public internal::LocalMap {
   explicit Rebalance(internal::BoxExchange exchange)
       : exchange_(exchange), collective_(std::move(exchange)) {}
   at::Tensor run(const at::Tensor& local) const override {
-    return collective_.run(local, "from_local");
+    return collective_.run(local, /*is_owned=*/false, "from_local");
   }
 
  protected:

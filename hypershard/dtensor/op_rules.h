@@ -73,8 +73,9 @@ bool has_rule(std::string_view qualified_name);
 
 /// One operator that has a rule, for documentation.
 struct RuledOperator {
-  std::string name;    ///< without overload, e.g. `aten::mm`
-  std::string family;  ///< e.g. `contractions`; `user` for registered ones
+  std::string name;        ///< without overload, e.g. `aten::mm`
+  std::string family;      ///< e.g. `contractions`; `user` for registered ones
+  bool takes_cuts = true;  ///< false: refused but where all operands are Replicate, or has none
 };
 /// Lists operators with a rule by family, then name.
 std::vector<RuledOperator> ruled_operators();

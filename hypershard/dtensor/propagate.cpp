@@ -47,14 +47,21 @@ class Derivation {
 
   void check_map() const {
     HS_CHECK_EQ(
-        map_.operands.size(), static_cast<std::size_t>(call_.num_operands()),
-        "dtensor.rules: the rule of ", call_.name(), " describes another number of operands"
+        map_.operands.size(),
+        static_cast<std::size_t>(call_.num_operands()),
+        "dtensor.rules: the rule of ",
+        call_.name(),
+        " describes another number of operands"
     );
     for (int i = 0; i < call_.num_operands(); ++i) {
       HS_CHECK_EQ(
-          map_.operands[static_cast<std::size_t>(i)].dims.size(), call_.shape(i).size(),
-          "dtensor.rules: the rule of ", call_.name(), " describes another number of dimensions of '",
-          call_.operand_name(i), "'"
+          map_.operands[static_cast<std::size_t>(i)].dims.size(),
+          call_.shape(i).size(),
+          "dtensor.rules: the rule of ",
+          call_.name(),
+          " describes another number of dimensions of '",
+          call_.operand_name(i),
+          "'"
       );
     }
   }
@@ -78,9 +85,18 @@ class Derivation {
     if (!is_fit || (size >= 0 && size != extent / dim.block)) {
       return refuse_call(
           concat_text(
-              "dimension ", d, " of '", call_.operand_name(operand), "' ", call_.shape(operand),
+              "dimension ",
+              d,
+              " of '",
+              call_.operand_name(operand),
+              "' ",
+              call_.shape(operand),
               " (global shape) does not fit the other operands: expected ",
-              std::max<std::int64_t>(size, 0), " blocks of ", dim.block, ", found ", extent
+              std::max<std::int64_t>(size, 0),
+              " blocks of ",
+              dim.block,
+              ", found ",
+              extent
           ),
           "a layout is not what it seems: local shapes fit, global ones do not; redistribute the "
           "operands to layouts that cut the same dimension"
@@ -122,9 +138,13 @@ class Derivation {
       if (first >= 0 && cuts != order) {
         return refuse_call(
             concat_text(
-                "'", call_.operand_name(first), "' and '", call_.operand_name(i),
+                "'",
+                call_.operand_name(first),
+                "' and '",
+                call_.operand_name(i),
                 "' are cut along one index in different orders of axes: ",
-                to_text(call_.spec(first).layout, mesh_), " against ",
+                to_text(call_.spec(first).layout, mesh_),
+                " against ",
                 to_text(call_.spec(i).layout, mesh_)
             ),
             concat_text("redistribute '", call_.operand_name(i), "' to the other one's order")
@@ -185,8 +205,13 @@ class Derivation {
     const std::string cut = concat_text(cut_text(label), " into ", num_pieces, " pieces");
     if (size % num_pieces != 0 && has_uneven_blocks(label)) {
       return refuse_call(
-          concat_text(cut, ": they do not hold whole blocks of the dimensions that are split or "
-                           "merged (", size, " blocks)"),
+          concat_text(
+              cut,
+              ": they do not hold whole blocks of the dimensions that are split or "
+              "merged (",
+              size,
+              " blocks)"
+          ),
           "make the number of blocks a multiple of the pieces, or redistribute to Replicate"
       );
     }
@@ -194,6 +219,12 @@ class Derivation {
       return refuse_call(
           concat_text(cut, " of unequal size: the mean of their means is not the mean"),
           "make the size a multiple of the pieces, or sum and divide by the global size"
+      );
+    }
+    if (!map_.takes_empty && size < num_pieces && size > 0) {
+      return refuse_call(
+          concat_text(cut, ", some empty: the operator takes no empty tensors"),
+          "redistribute to Replicate"
       );
     }
     const bool needs_entries = reduction == Reduction::kMax || reduction == Reduction::kMin;
@@ -208,12 +239,18 @@ class Derivation {
 
   std::string cut_text(int label) const {
     for (int i = 0; i < call_.num_operands(); ++i) {
-      const int dim =
-          internal::find_label(map_.operands[static_cast<std::size_t>(i)].dims, label);
+      const int dim = internal::find_label(map_.operands[static_cast<std::size_t>(i)].dims, label);
       if (dim >= 0) {
         return concat_text(
-            "dimension ", dim, " of '", call_.operand_name(i), "' ", call_.shape(i), " (",
-            to_text(call_.spec(i).layout, mesh_), ") is cut"
+            "dimension ",
+            dim,
+            " of '",
+            call_.operand_name(i),
+            "' ",
+            call_.shape(i),
+            " (",
+            to_text(call_.spec(i).layout, mesh_),
+            ") is cut"
         );
       }
     }
@@ -248,9 +285,7 @@ class Derivation {
   void add_order(const Dim& dim, Layout& layout) const {
     const auto order = orders_.find(dim.label);
     if (order != orders_.end() && !std::is_sorted(order->second.begin(), order->second.end())) {
-      layout.cut_order.insert(
-          layout.cut_order.end(), order->second.begin(), order->second.end()
-      );
+      layout.cut_order.insert(layout.cut_order.end(), order->second.begin(), order->second.end());
     }
   }
 
@@ -268,9 +303,17 @@ class Derivation {
         const TensorSpec& found = *written[next].spec;
         refuse_call(
             concat_text(
-                "'", written[next].name, "' ", found.shape, " (", to_text(found.layout, mesh_),
-                ") is written, but the result is ", verdict_.outputs[i].shape, " (",
-                to_text(verdict_.outputs[i].layout, mesh_), ")"
+                "'",
+                written[next].name,
+                "' ",
+                found.shape,
+                " (",
+                to_text(found.layout, mesh_),
+                ") is written, but the result is ",
+                verdict_.outputs[i].shape,
+                " (",
+                to_text(verdict_.outputs[i].layout, mesh_),
+                ")"
             ),
             "a written tensor keeps its layout: use the functional form, or redistribute before"
         );
@@ -305,7 +348,8 @@ Verdict propagate(const OpCall& call, const layout::DeviceMesh& mesh) {
     verdict.refusal = Refusal{
         concat_text(view.name(), " has no layout rule"),
         concat_text(
-            "state how its dimensions correspond: register_op_rule(\"", view.name(),
+            "state how its dimensions correspond: register_op_rule(\"",
+            view.name(),
             "\", rule), or use operators that have rules"
         )
     };

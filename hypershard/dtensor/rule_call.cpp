@@ -21,26 +21,37 @@ int wrapped(std::int64_t dim, int rank, std::string_view op) {
   // A scalar takes -1 and 0, as torch has it.
   const std::int64_t extent = rank == 0 ? 1 : rank;
   HS_CHECK(
-      dim >= -extent && dim < extent, "dtensor.rules: ", op, ": dimension ", dim,
-      " of a tensor with ", rank, " dimensions"
+      dim >= -extent && dim < extent,
+      "dtensor.rules: ",
+      op,
+      ": dimension ",
+      dim,
+      " of a tensor with ",
+      rank,
+      " dimensions"
   );
   return static_cast<int>(dim < 0 ? dim + extent : dim);
 }
 
 }  // namespace
 
-RuleCall::RuleCall(const OpCall& call, const layout::DeviceMesh& mesh)
-    : call_(call), mesh_(mesh) {
+RuleCall::RuleCall(const OpCall& call, const layout::DeviceMesh& mesh) : call_(call), mesh_(mesh) {
   const auto& arguments = call.op.schema().arguments();
   HS_CHECK_EQ(
-      arguments.size(), call.arguments.size(), "dtensor.rules: ", name(),
+      arguments.size(),
+      call.arguments.size(),
+      "dtensor.rules: ",
+      name(),
       ": a call holds every argument of the schema"
   );
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     add_argument(arguments[i], i);
   }
   HS_CHECK_EQ(
-      next_spec_, call.operands.size(), "dtensor.rules: ", name(),
+      next_spec_,
+      call.operands.size(),
+      "dtensor.rules: ",
+      name(),
       ": one spec for each defined tensor of the arguments"
   );
 }
@@ -74,7 +85,10 @@ void RuleCall::add(const at::Tensor& tensor, std::size_t argument, std::string n
     return;
   }
   HS_CHECK_LT(
-      next_spec_, call_.operands.size(), "dtensor.rules: ", this->name(),
+      next_spec_,
+      call_.operands.size(),
+      "dtensor.rules: ",
+      this->name(),
       ": one spec for each defined tensor of the arguments"
   );
   const layout::TensorSpec& spec = call_.operands[next_spec_++];
@@ -82,14 +96,23 @@ void RuleCall::add(const at::Tensor& tensor, std::size_t argument, std::string n
     return;  // only written: its shape and layout are compared, not read
   }
   HS_CHECK_EQ(
-      spec.shape.size(), static_cast<std::size_t>(tensor.dim()), "dtensor.rules: ", this->name(),
-      ": the spec of '", name, "' has global shape ", spec.shape, ", its tensor has local shape ",
+      spec.shape.size(),
+      static_cast<std::size_t>(tensor.dim()),
+      "dtensor.rules: ",
+      this->name(),
+      ": the spec of '",
+      name,
+      "' has global shape ",
+      spec.shape,
+      ", its tensor has local shape ",
       tensor.sizes()
   );
   operands_.push_back({std::move(name), argument, &tensor, &spec});
 }
 
-std::string_view RuleCall::name() const { return call_.op.schema().name(); }
+std::string_view RuleCall::name() const {
+  return call_.op.schema().name();
+}
 
 int RuleCall::argument_index(std::string_view argument) const {
   const auto& arguments = call_.op.schema().arguments();
@@ -121,8 +144,14 @@ const c10::IValue& RuleCall::get(std::string_view argument) const {
 std::int64_t RuleCall::integer(std::string_view argument) const {
   const c10::IValue& value = get(argument);
   HS_CHECK(
-      value.isInt(), "dtensor.rules: ", name(), ": argument '", argument, "' is a ",
-      value.tagKind(), ", not an integer"
+      value.isInt(),
+      "dtensor.rules: ",
+      name(),
+      ": argument '",
+      argument,
+      "' is a ",
+      value.tagKind(),
+      ", not an integer"
   );
   return value.toInt();
 }
@@ -139,8 +168,14 @@ bool RuleCall::flag(std::string_view argument) const {
 double RuleCall::number(std::string_view argument) const {
   const c10::IValue& value = get(argument);
   HS_CHECK(
-      value.isScalar(), "dtensor.rules: ", name(), ": argument '", argument, "' is a ",
-      value.tagKind(), ", not a number"
+      value.isScalar(),
+      "dtensor.rules: ",
+      name(),
+      ": argument '",
+      argument,
+      "' is a ",
+      value.tagKind(),
+      ", not a number"
   );
   return value.isComplexDouble() ? std::abs(value.toComplexDouble())
                                  : value.toScalar().to<double>();
@@ -149,8 +184,14 @@ double RuleCall::number(std::string_view argument) const {
 std::string RuleCall::text(std::string_view argument) const {
   const c10::IValue& value = get(argument);
   HS_CHECK(
-      value.isString(), "dtensor.rules: ", name(), ": argument '", argument, "' is a ",
-      value.tagKind(), ", not a text"
+      value.isString(),
+      "dtensor.rules: ",
+      name(),
+      ": argument '",
+      argument,
+      "' is a ",
+      value.tagKind(),
+      ", not a text"
   );
   return value.toStringRef();
 }
@@ -164,8 +205,14 @@ std::vector<std::int64_t> RuleCall::integers(std::string_view argument) const {
     return {value.toInt()};
   }
   HS_CHECK(
-      value.isIntList(), "dtensor.rules: ", name(), ": argument '", argument, "' is a ",
-      value.tagKind(), ", not a list of integers"
+      value.isIntList(),
+      "dtensor.rules: ",
+      name(),
+      ": argument '",
+      argument,
+      "' is a ",
+      value.tagKind(),
+      ", not a list of integers"
   );
   return value.toIntVector();
 }
@@ -173,8 +220,14 @@ std::vector<std::int64_t> RuleCall::integers(std::string_view argument) const {
 std::vector<double> RuleCall::numbers(std::string_view argument) const {
   const c10::IValue& value = get(argument);
   HS_CHECK(
-      value.isDoubleList(), "dtensor.rules: ", name(), ": argument '", argument, "' is a ",
-      value.tagKind(), ", not a list of numbers"
+      value.isDoubleList(),
+      "dtensor.rules: ",
+      name(),
+      ": argument '",
+      argument,
+      "' is a ",
+      value.tagKind(),
+      ", not a list of numbers"
   );
   return value.toDoubleVector();
 }

@@ -18,8 +18,8 @@ namespace hypershard::dtensor {
 /// One call as rules read it: tensors that the operator only writes (`out`) are left out, so that
 /// a rule serves the functional, in-place and out variants alike.
 ///
-/// Refers to the OpCall and the mesh. Errors: InvalidArgument if `operands` does not hold one spec for each
-/// defined tensor of the arguments, or a spec's rank is not its tensor's.
+/// Refers to the OpCall and the mesh. Errors: InvalidArgument if `operands` does not hold one spec
+/// for each defined tensor of the arguments, or a spec's rank is not its tensor's.
 class RuleCall {
  public:
   RuleCall(const OpCall& call, const layout::DeviceMesh& mesh);
@@ -66,6 +66,7 @@ class RuleCall {
     std::int64_t least = 0;
     std::int64_t most = 0;
   };
+  /// Returns the bounds for dimension `dim` of an operand.
   Sizes piece_sizes(int operand, int dim) const;
 
   /// Specs of tensors that the call writes, in schema order, with their arguments' names.

@@ -20,16 +20,25 @@ RuleRegistry& RuleRegistry::global() {
   return *registry;
 }
 
-void RuleRegistry::add(std::string_view name, std::string_view family, OpRule rule) {
+void RuleRegistry::add(
+    std::string_view name, std::string_view family, OpRule rule, bool takes_cuts
+) {
   HS_CHECK(
       name.find("::") != std::string_view::npos && name.find('.') == std::string_view::npos,
-      "dtensor.rules: '", name, "' is no operator's name: expected namespace::name, no overload"
+      "dtensor.rules: '",
+      name,
+      "' is no operator's name: expected namespace::name, no overload"
   );
   const std::unique_lock lock(mutex_);
-  const auto [at, is_new] =
-      entries_.try_emplace(std::string(name), Entry{std::string(family), std::move(rule)});
+  const auto [at, is_new] = entries_.try_emplace(
+      std::string(name), Entry{std::string(family), std::move(rule), takes_cuts}
+  );
   HS_CHECK(
-      is_new, "dtensor.rules: ", name, " has a rule already, of family ", at->second.family,
+      is_new,
+      "dtensor.rules: ",
+      name,
+      " has a rule already, of family ",
+      at->second.family,
       HS_HINT("one rule serves all overloads of an operator")
   );
 }
@@ -52,7 +61,7 @@ std::vector<RuledOperator> RuleRegistry::list() const {
   const std::shared_lock lock(mutex_);
   std::vector<RuledOperator> all;
   for (const auto& [name, entry] : entries_) {
-    all.push_back({name, entry.family});
+    all.push_back({name, entry.family, entry.takes_cuts});
   }
   std::sort(all.begin(), all.end(), [](const RuledOperator& a, const RuledOperator& b) {
     return std::tie(a.family, a.name) < std::tie(b.family, b.name);
@@ -76,6 +85,8 @@ bool has_rule(std::string_view qualified_name) {
   return internal::RuleRegistry::global().find(qualified_name) != nullptr;
 }
 
-std::vector<RuledOperator> ruled_operators() { return internal::RuleRegistry::global().list(); }
+std::vector<RuledOperator> ruled_operators() {
+  return internal::RuleRegistry::global().list();
+}
 
 }  // namespace hypershard::dtensor

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 
 #include "hypershard/comm/world.h"
 #include "hypershard/layout/sharding.h"

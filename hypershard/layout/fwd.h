@@ -14,6 +14,10 @@ struct Placement;
 struct Layout;
 struct TensorSpec;
 
+struct RedistributionStep;
+struct RedistributionOptions;
+struct Traffic;
+
 enum class Strategy;
 struct PlaneLayouts;
 struct DataAxes;

@@ -160,6 +160,11 @@ TEST(RedistributionTest, ReductionsThatDoNotCommuteGoFromTheLastAxisToTheFirst) 
   // The maximum must be taken first although it shall stay: it is restored for nothing.
   EXPECT_EQ(steps_text({}, {{kSum, kMax}}, {{kWhole, kMax}}, mesh), "all_reduce b, all_reduce a");
   EXPECT_EQ(steps_text({8}, {{kMax, kSum}}, {{kMax, kWhole}}, mesh), "all_reduce b");
+  // What is in the way may itself have something in the way.
+  EXPECT_EQ(
+      steps_text({}, {{kSum, kMax, kSum}}, {{kWhole, kMax, kSum}}, mesh_of({2, 2, 2})),
+      "all_reduce c, all_reduce b, all_reduce a, mask c"
+  );
 }
 
 std::vector<Placement> all_placements(const Shape& shape) {
@@ -209,7 +214,8 @@ TEST(RedistributionTest, EveryPairIsReachable) {
   for (const auto& [mesh, shape] :
        {std::pair{mesh_of({3}), Shape{5, 2}},
         std::pair{mesh_of({2, 2}), Shape{5, 2}},
-        std::pair{mesh_of({2, 3}, 3), Shape{7}}}) {
+        std::pair{mesh_of({2, 3}, 3), Shape{7}},
+        std::pair{mesh_of({2, 2, 2}), Shape{3}}}) {
     const auto layouts = all_layouts(shape, mesh.num_axes());
     for (const Layout& from : layouts) {
       for (const Layout& to : layouts) {

@@ -1,4 +1,4 @@
-"""docs/config.md and docs/environment.md say what the program says.
+"""docs/config.md, docs/environment.md and docs/operators.md say what the program says.
 
 Run it with --write to bring them up to date.
 """
@@ -12,7 +12,7 @@ from program import PROGRAM
 
 DOCS = os.path.join(
     os.environ.get("HS_SOURCE_DIR", os.path.join(os.path.dirname(__file__), "..", "..")), "docs")
-TABLES = {"config.md": "config", "environment.md": "env"}
+TABLES = {"config.md": "config", "environment.md": "env", "operators.md": "operators"}
 
 
 def current(table):

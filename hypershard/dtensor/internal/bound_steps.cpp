@@ -113,8 +113,9 @@ struct Communicating : BoundStep {
   Communicating(Collective collective_in, std::string unit_in)
       : collective(std::move(collective_in)), unit(std::move(unit_in)) {}
   at::Tensor run(const at::Tensor& local, bool& is_owned) const override {
+    at::Tensor result = collective.run(local, is_owned, unit);
     is_owned = true;
-    return collective.run(local, unit);
+    return result;
   }
   Collective collective;
   std::string unit;

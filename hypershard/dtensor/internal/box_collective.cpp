@@ -75,6 +75,18 @@ at::Tensor unpack(
   return result;
 }
 
+/// Waits until the result may be read, and until the caller may write its tensor again if peers
+/// read that one. A tensor of ours only lives until they are done, which the work sees to.
+void finish(
+    const comm::WorkPtr& work, const at::Tensor& input, const at::Tensor& local, bool is_owned
+) {
+  if (is_owned || !input.is_alias_of(local)) {
+    work->wait();
+  } else {
+    work->wait_released();
+  }
+}
+
 comm::ReduceOp op_of(Reduce reduce) {
   switch (reduce) {
     case Reduce::kMax:
@@ -99,17 +111,17 @@ BoxGather::BoxGather(BoxExchange exchange)
       counts_(counts_of(exchange_.before)),
       direct_(are_consecutive_runs(exchange_.before, exchange_.after.front())) {}
 
-at::Tensor BoxGather::run(const at::Tensor& local, const std::string& unit) const {
+at::Tensor BoxGather::run(const at::Tensor& local, bool is_owned, const std::string& unit) const {
   const Box& whole = exchange_.after.front();
   comm::Communicator& communicator = *exchange_.communicator;
   const at::Tensor input = local.contiguous();
   if (direct_) {
     at::Tensor result = at::empty(shape_of(whole), local.options());
-    communicator.all_gather(result, input, counts_, unit)->wait_released();
+    finish(communicator.all_gather(result, input, counts_, unit), input, local, is_owned);
     return result;
   }
   const at::Tensor row = at::empty({total(counts_)}, local.options());
-  communicator.all_gather(row, input, counts_, unit)->wait_released();
+  finish(communicator.all_gather(row, input, counts_, unit), input, local, is_owned);
   return unpack(row, whole, exchange_.before, counts_);
 }
 
@@ -139,13 +151,18 @@ at::Tensor BoxAllToAll::packed(const at::Tensor& local) const {
              : pack(local, own(exchange_.before, *exchange_.communicator), sent_, sent_counts_);
 }
 
-at::Tensor BoxAllToAll::run(const at::Tensor& local, const std::string& unit) const {
+at::Tensor BoxAllToAll::run(const at::Tensor& local, bool is_owned, const std::string& unit) const {
   const Box& after = own(exchange_.after, *exchange_.communicator);
   comm::Communicator& communicator = *exchange_.communicator;
   const at::Tensor input = packed(local);
   at::Tensor output = writes_in_place_ ? at::empty(shape_of(after), local.options())
                                        : at::empty({total(received_counts_)}, local.options());
-  communicator.all_to_all(output, input, received_counts_, sent_counts_, unit)->wait_released();
+  finish(
+      communicator.all_to_all(output, input, received_counts_, sent_counts_, unit),
+      input,
+      local,
+      is_owned
+  );
   return writes_in_place_ ? output : unpack(output, after, received_, received_counts_);
 }
 
@@ -155,13 +172,19 @@ BoxReduceScatter::BoxReduceScatter(BoxExchange exchange, Reduce reduce)
       counts_(counts_of(exchange_.after)),
       direct_(are_consecutive_runs(exchange_.after, exchange_.before.front())) {}
 
-at::Tensor BoxReduceScatter::run(const at::Tensor& local, const std::string& unit) const {
+at::Tensor BoxReduceScatter::run(const at::Tensor& local, bool is_owned, const std::string& unit)
+    const {
   comm::Communicator& communicator = *exchange_.communicator;
   const at::Tensor input = direct_
                                ? local.contiguous()
                                : pack(local, exchange_.before.front(), exchange_.after, counts_);
   at::Tensor output = at::empty(shape_of(own(exchange_.after, communicator)), local.options());
-  communicator.reduce_scatter(output, input, counts_, op_of(reduce_), unit)->wait_released();
+  finish(
+      communicator.reduce_scatter(output, input, counts_, op_of(reduce_), unit),
+      input,
+      local,
+      is_owned
+  );
   finish_average(output, reduce_, communicator);
   return output;
 }

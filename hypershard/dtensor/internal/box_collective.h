@@ -27,8 +27,9 @@ struct BoxExchange {
 class BoxGather {
  public:
   explicit BoxGather(BoxExchange exchange);
-  /// Collective. `local` need not be contiguous; the result is a new tensor.
-  at::Tensor run(const at::Tensor& local, const std::string& unit) const;
+  /// Collective. `local` need not be contiguous; `is_owned`: nobody writes to it afterwards. The
+  /// result is a new tensor.
+  at::Tensor run(const at::Tensor& local, bool is_owned, const std::string& unit) const;
 
  private:
   BoxExchange exchange_;
@@ -40,8 +41,9 @@ class BoxGather {
 class BoxAllToAll {
  public:
   explicit BoxAllToAll(BoxExchange exchange);
-  /// Collective. `local` need not be contiguous; the result is a new tensor.
-  at::Tensor run(const at::Tensor& local, const std::string& unit) const;
+  /// Collective. `local` need not be contiguous; `is_owned`: nobody writes to it afterwards. The
+  /// result is a new tensor.
+  at::Tensor run(const at::Tensor& local, bool is_owned, const std::string& unit) const;
 
  private:
   at::Tensor packed(const at::Tensor& local) const;
@@ -60,8 +62,9 @@ class BoxAllToAll {
 class BoxReduceScatter {
  public:
   BoxReduceScatter(BoxExchange exchange, layout::Placement::Reduce reduce);
-  /// Collective. `local` need not be contiguous; the result is a new tensor.
-  at::Tensor run(const at::Tensor& local, const std::string& unit) const;
+  /// Collective. `local` need not be contiguous; `is_owned`: nobody writes to it afterwards. The
+  /// result is a new tensor.
+  at::Tensor run(const at::Tensor& local, bool is_owned, const std::string& unit) const;
 
  private:
   BoxExchange exchange_;

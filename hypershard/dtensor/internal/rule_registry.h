@@ -17,7 +17,7 @@ class RuleRegistry {
   static RuleRegistry& global();
 
   /// Errors: InvalidArgument if the operator has a rule.
-  void add(std::string_view name, std::string_view family, OpRule rule);
+  void add(std::string_view name, std::string_view family, OpRule rule, bool takes_cuts = true);
   /// Returns the rule of a name, of its functional form (`add_` -> `add`), or null. Rules stay
   /// where they are for the life of the program.
   const OpRule* find(std::string_view name) const;
@@ -27,6 +27,7 @@ class RuleRegistry {
   struct Entry {
     std::string family;
     OpRule rule;
+    bool takes_cuts = true;
   };
   const OpRule* find_exact(std::string_view name) const;
 

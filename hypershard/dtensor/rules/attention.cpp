@@ -22,7 +22,12 @@ class Attention {
     Dims dims = batch;
     dims.push_back(label_queries());
     Dims queries = dims;
-    dims.push_back(label_dim(map_, kValue, call_.rank(kValue) - 1));
+    // The fused kernel wants queries and values of one width, so neither may be cut.
+    const int width = call_.rank(kValue) - 1;
+    const bool is_fused = call_.name() == "aten::_scaled_dot_product_flash_attention_for_cpu";
+    dims.push_back(
+        is_fused ? Dim::whole(call_.shape(kValue)[at(width)]) : label_dim(map_, kValue, width)
+    );
     map_.outputs = {{std::move(dims)}};
     map_.is_random = call_.number("dropout_p") > 0.0;
     if (call_.name() == "aten::scaled_dot_product_attention") {
@@ -106,8 +111,10 @@ class Attention {
 }  // namespace
 
 void add_attention(internal::RuleRegistry& registry) {
-  for (const char* name : {"scaled_dot_product_attention", "_scaled_dot_product_attention_math",
-                           "_scaled_dot_product_flash_attention_for_cpu"}) {
+  for (const char* name :
+       {"scaled_dot_product_attention",
+        "_scaled_dot_product_attention_math",
+        "_scaled_dot_product_flash_attention_for_cpu"}) {
     registry.add(std::string("aten::") + name, "attention", [](const RuleCall& call) {
       return Attention(call).run();
     });

@@ -42,7 +42,7 @@ bool wants(const RuleCall& call, std::size_t output) {
   return call.find("output_mask")->toListRef()[output].toBool();
 }
 
-/// Gradients of input, weight and (layer norm) bias; the free dimensions in front are summed over.
+/// Gradients of input, weight and bias; the free dimensions in front are summed over.
 DimMap layer_norm_backward(const RuleCall& call) {
   DimMap map = whole_map(call);
   const int input = call.operand("input");
@@ -57,14 +57,11 @@ DimMap layer_norm_backward(const RuleCall& call) {
     dims.push_back(label_dim(map, input, dim, Reduction::kSum));
     share_dim(map, 0, dim, dims.back());
     for (const char* name : {"mean", "rstd"}) {
-      if (const int operand = call.operand(name); operand >= 0) {
-        share_dim(map, operand, dim, dims.back());
-      }
+      share_dim(map, call.operand(name), dim, dims.back());
     }
   }
   const Dims shared(dims.begin() + num_free, dims.end());
-  const std::size_t num_outputs = call.operand("mean") >= 0 ? 3 : 2;
-  for (std::size_t i = 0; i < num_outputs; ++i) {
+  for (std::size_t i = 0; i < 3; ++i) {
     map.outputs.push_back({i == 0 ? dims : shared, wants(call, i), {}});
   }
   linear(map, 0);
@@ -110,6 +107,7 @@ DimMap convolution_backward(const RuleCall& call) {
       {std::move(grad_weight), wants(call, 1), {grad, input}},
       {{out}, wants(call, 2), {grad}}
   };
+  map.takes_empty = false;
   linear(map, 0);
   return map;
 }
@@ -132,6 +130,7 @@ DimMap image_backward(const RuleCall& call, int num_spatial) {
     }
   }
   map.outputs = {{std::move(dims)}};
+  map.takes_empty = false;
   linear(map, 0);
   return map;
 }
@@ -177,21 +176,34 @@ void add_backward(internal::RuleRegistry& registry) {
     registry.add(std::string("aten::") + name, "backward", std::move(rule));
   };
   for (const char* name :
-       {"elu_backward", "gelu_backward", "hardsigmoid_backward", "hardswish_backward",
-        "hardtanh_backward", "leaky_relu_backward", "log_sigmoid_backward", "logit_backward",
-        "mish_backward", "native_dropout_backward", "sigmoid_backward", "silu_backward",
-        "softplus_backward", "tanh_backward", "threshold_backward"}) {
+       {"elu_backward",
+        "gelu_backward",
+        "hardsigmoid_backward",
+        "hardswish_backward",
+        "hardtanh_backward",
+        "leaky_relu_backward",
+        "log_sigmoid_backward",
+        "logit_backward",
+        "mish_backward",
+        "native_dropout_backward",
+        "sigmoid_backward",
+        "silu_backward",
+        "softplus_backward",
+        "tanh_backward",
+        "threshold_backward"}) {
     add(name, entrywise);
   }
   add("_softmax_backward_data", softmax_backward);
   add("_log_softmax_backward_data", softmax_backward);
   add("native_layer_norm_backward", layer_norm_backward);
-  add("_fused_rms_norm_backward", layer_norm_backward);
   add("embedding_dense_backward", embedding_backward);
   add("convolution_backward", convolution_backward);
-  for (const char* name : {"avg_pool2d_backward", "max_pool2d_with_indices_backward",
-                           "_adaptive_avg_pool2d_backward", "upsample_nearest2d_backward",
-                           "upsample_bilinear2d_backward"}) {
+  for (const char* name :
+       {"avg_pool2d_backward",
+        "max_pool2d_with_indices_backward",
+        "_adaptive_avg_pool2d_backward",
+        "upsample_nearest2d_backward",
+        "upsample_bilinear2d_backward"}) {
     add(name, [](const RuleCall& call) { return image_backward(call, 2); });
   }
   add("slice_backward", [](const RuleCall& call) { return put_back(call, "input_sizes", false); });

@@ -32,7 +32,10 @@ Dims multiply(DimMap& map, const RuleCall& call, int left, int right) {
 void add_to(DimMap& map, const RuleCall& call, int operand, const Dims& dims) {
   const int added = static_cast<int>(dims.size()) - call.rank(operand);
   for (int dim = 0; operand >= 0 && dim < call.rank(operand); ++dim) {
-    if (dim + added >= 0 && call.shape(operand)[at(dim)] != 1) {
+    // Stretched only where the result is longer than 1.
+    const bool is_inside = dim + added >= 0;
+    if (is_inside &&
+        (call.shape(operand)[at(dim)] != 1 || global_size(map, call, dims[at(dim + added)]) == 1)) {
       share_dim(map, operand, dim, dims[at(dim + added)]);
     }
   }
@@ -122,8 +125,8 @@ class Einsum {
       all.push_back(operands_[i]);
       begin = end + 1;
     }
-    const Letters result = arrow == std::string::npos ? implied()
-                                                      : parse_letters(equation.substr(arrow + 2));
+    const Letters result =
+        arrow == std::string::npos ? implied() : parse_letters(equation.substr(arrow + 2));
     map_.outputs = {{result_dims(result)}};
     map_.terms = {all};
     return std::move(map_);

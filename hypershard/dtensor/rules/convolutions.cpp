@@ -34,6 +34,7 @@ class Convolution {
       map_.terms.push_back({bias_});
     }
     map_.outputs = {{std::move(dims)}};
+    map_.takes_empty = false;
     return std::move(map_);
   }
 
@@ -83,8 +84,8 @@ class Convolution {
              window.dilation[at(i)] * (window.kernel[at(i)] - 1) +
              entry("output_padding", 0)[at(i)] + 1;
     }
-    const bool keeps_size = call_.find("padding") != nullptr &&
-                            call_.find("padding")->isString() && call_.text("padding") == "same";
+    const bool keeps_size = call_.find("padding") != nullptr && call_.find("padding")->isString() &&
+                            call_.text("padding") == "same";
     return keeps_size ? size : window_count(size, window, at(i));
   }
 
@@ -124,8 +125,15 @@ DimMap im2col(const RuleCall& call) {
 }  // namespace
 
 void add_convolutions(internal::RuleRegistry& registry) {
-  for (const char* name : {"conv1d", "conv2d", "conv3d", "convolution", "_convolution",
-                           "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}) {
+  for (const char* name :
+       {"conv1d",
+        "conv2d",
+        "conv3d",
+        "convolution",
+        "_convolution",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d"}) {
     registry.add(std::string("aten::") + name, "convolutions", [](const RuleCall& call) {
       return Convolution(call).run();
     });

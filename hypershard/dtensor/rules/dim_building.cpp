@@ -22,8 +22,7 @@ std::vector<std::string> split(std::string_view text, char mark) {
 }
 
 bool is_zero_or_absent(const RuleCall& call, const std::string& argument) {
-  return !call.has(argument) ||
-         (call.find(argument)->isScalar() && call.number(argument) == 0.0);
+  return !call.has(argument) || (call.find(argument)->isScalar() && call.number(argument) == 0.0);
 }
 
 }  // namespace
@@ -62,6 +61,18 @@ void share_dim(DimMap& map, int operand, int dim, const Dim& like) {
   map.operands[at(operand)].dims[at(dim)] = like;
 }
 
+std::int64_t global_size(const DimMap& map, const RuleCall& call, const Dim& dim) {
+  for (int i = 0; dim.label != Dim::kWhole && i < call.num_operands(); ++i) {
+    const Dims& dims = map.operands[at(i)].dims;
+    for (std::size_t d = 0; d < dims.size(); ++d) {
+      if (dims[d].label == dim.label) {
+        return call.shape(i)[d] / dims[d].block * dim.block;
+      }
+    }
+  }
+  return dim.size;
+}
+
 Dims broadcast(DimMap& map, const RuleCall& call, std::span<const int> operands, int skip) {
   int rank = 0;
   for (const int operand : operands) {
@@ -73,16 +84,21 @@ Dims broadcast(DimMap& map, const RuleCall& call, std::span<const int> operands,
     std::int64_t size = -1;
     const auto dim_of = [&](int operand) { return i - (rank - (call.rank(operand) - skip)); };
     for (const int operand : operands) {
-      if (operand < 0 || dim_of(operand) < 0 ||
-          call.shape(operand)[at(dim_of(operand))] == 1) {
+      if (operand < 0 || dim_of(operand) < 0 || call.shape(operand)[at(dim_of(operand))] == 1) {
         continue;
       }
       const std::int64_t found = call.shape(operand)[at(dim_of(operand))];
       if (size >= 0 && size != found) {
         map.refusal = Refusal{
             concat_text(
-                "'", call.operand_name(operand), "' has global shape ", call.shape(operand),
-                ", which does not broadcast: its dimension ", dim_of(operand), " meets size ", size
+                "'",
+                call.operand_name(operand),
+                "' has global shape ",
+                call.shape(operand),
+                ", which does not broadcast: its dimension ",
+                dim_of(operand),
+                " meets size ",
+                size
             ),
             "local shapes fit by chance: redistribute the operands to layouts that cut the same "
             "dimension"
@@ -129,7 +145,9 @@ void moves(DimMap& map, int operand) {
   map.passes = kMoves;
 }
 
-void linear(DimMap& map, int operand) { map.terms = {{operand}}; }
+void linear(DimMap& map, int operand) {
+  map.terms = {{operand}};
+}
 
 DimMap same_shape(const RuleCall& call) {
   DimMap map = whole_map(call);
@@ -140,8 +158,7 @@ DimMap same_shape(const RuleCall& call) {
 bool casts_linearly(const RuleCall& call, int operand) {
   const bool is_real = at::isFloatingType(call.tensor(operand).scalar_type());
   const bool is_to_real =
-      !call.has("dtype") ||
-      at::isFloatingType(static_cast<at::ScalarType>(call.integer("dtype")));
+      !call.has("dtype") || at::isFloatingType(static_cast<at::ScalarType>(call.integer("dtype")));
   return is_real && is_to_real;
 }
 

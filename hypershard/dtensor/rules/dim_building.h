@@ -12,7 +12,9 @@
 
 namespace hypershard::dtensor::rules {
 
-inline std::size_t at(int index) { return static_cast<std::size_t>(index); }
+inline std::size_t at(int index) {
+  return static_cast<std::size_t>(index);
+}
 
 inline constexpr Passes kMoves = {.sum = true, .max = true, .min = true};
 inline constexpr Passes kMonotone = {.sum = false, .max = true, .min = true};
@@ -31,12 +33,13 @@ Dims label_all(DimMap& map, const RuleCall& call, int operand, std::span<const i
 /// a dimension of size 1 that is stretched stays whole.
 void share_dim(DimMap& map, int operand, int dim, const Dim& like);
 
+/// Returns the global size of a dimension of an output, from the operands that have its label.
+std::int64_t global_size(const DimMap& map, const RuleCall& call, const Dim& dim);
+
 /// Labels operands that broadcast against each other, aligned at their last dimensions; returns the
 /// broadcast dimensions. Sets `map.refusal` if global shapes do not broadcast.
 /// Operands of -1 are skipped. `skip` last dimensions of each operand are left alone.
-Dims broadcast(
-    DimMap& map, const RuleCall& call, std::span<const int> operands, int skip = 0
-);
+Dims broadcast(DimMap& map, const RuleCall& call, std::span<const int> operands, int skip = 0);
 
 /// Tells whether `dim` is among `dims`.
 bool contains(std::span<const int> dims, int dim);

@@ -184,8 +184,11 @@ Picked pick(DimMap& map, const RuleCall& call, bool free_numbers) {
       present.push_back(index);
       if (is_mask(call, index)) {
         map.refusal = Refusal{
-            concat_text("the result's size depends on the values of the mask '",
-                        call.operand_name(index), "'"),
+            concat_text(
+                "the result's size depends on the values of the mask '",
+                call.operand_name(index),
+                "'"
+            ),
             "use where, masked_fill or topk"
         };
         return picked;
@@ -287,9 +290,11 @@ void add_indexing(internal::RuleRegistry& registry) {
   add("_unsafe_index", index);
   add("index_put", index_put);
   add("one_hot", one_hot);
-  for (const char* name : {"nonzero", "masked_select", "masked_scatter", "unique_dim", "_unique2",
-                           "bincount"}) {
-    add(name, depends_on_values);
+  for (const char* name :
+       {"nonzero", "masked_select", "masked_scatter", "unique_dim", "_unique2", "bincount"}) {
+    registry.add(
+        std::string("aten::") + name, "of sizes that depend on values", depends_on_values, false
+    );
   }
 }
 

@@ -65,7 +65,9 @@ DimMap stack(const RuleCall& call) {
   return map;
 }
 
-DimMap hstack(const RuleCall& call) { return cat_along(call, call.rank(0) == 1 ? 0 : 1); }
+DimMap hstack(const RuleCall& call) {
+  return cat_along(call, call.rank(0) == 1 ? 0 : 1);
+}
 
 DimMap vstack(const RuleCall& call) {
   if (call.rank(0) < 2) {

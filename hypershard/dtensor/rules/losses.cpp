@@ -83,9 +83,17 @@ void add_losses(internal::RuleRegistry& registry) {
   const auto add = [&](const char* name, OpRule rule) {
     registry.add(std::string("aten::") + name, "losses", std::move(rule));
   };
-  for (const char* name : {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
-                           "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div",
-                           "soft_margin_loss", "hinge_embedding_loss", "poisson_nll_loss"}) {
+  for (const char* name :
+       {"mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "kl_div",
+        "soft_margin_loss",
+        "hinge_embedding_loss",
+        "poisson_nll_loss"}) {
     add(name, entrywise);
   }
   for (const char* name : {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}) {

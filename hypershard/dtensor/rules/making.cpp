@@ -40,7 +40,9 @@ DimMap arange(const RuleCall& call) {
   const double start = call.has("start") ? call.number("start") : 0.0;
   const double step = call.has("step") ? call.number("step") : 1.0;
   const double length = std::ceil((call.number("end") - start) / step);
-  return from_nothing(call, {Dim::whole(std::max<std::int64_t>(static_cast<std::int64_t>(length), 0))});
+  return from_nothing(
+      call, {Dim::whole(std::max<std::int64_t>(static_cast<std::int64_t>(length), 0))}
+  );
 }
 
 DimMap linspace(const RuleCall& call) {
@@ -98,9 +100,8 @@ DimMap cast(const RuleCall& call) {
   if (other >= 0) {
     map.operands[at(other)].role = Role::kIgnored;
   }
-  const bool keeps_values =
-      casts_linearly(call, 0) &&
-      (other < 0 || at::isFloatingType(call.tensor(other).scalar_type()));
+  const bool keeps_values = casts_linearly(call, 0) &&
+                            (other < 0 || at::isFloatingType(call.tensor(other).scalar_type()));
   if (keeps_values) {
     moves(map, 0);
   }
@@ -147,25 +148,29 @@ DimMap multinomial(const RuleCall& call) {
 }  // namespace
 
 void add_making(internal::RuleRegistry& registry) {
-  const auto add = [&](const char* name, OpRule rule) {
-    registry.add(std::string("aten::") + name, "making and random", std::move(rule));
+  const auto make = [&](const char* name, OpRule rule) {
+    registry.add(std::string("aten::") + name, "from nothing", std::move(rule), false);
   };
-  for (const char* name : {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full",
-                           "new_empty"}) {
-    add(name, [](const RuleCall& call) { return sized(call, false); });
+  const auto add = [&](const char* name, OpRule rule) {
+    registry.add(std::string("aten::") + name, "copies, fills and random", std::move(rule));
+  };
+  for (const char* name :
+       {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}) {
+    make(name, [](const RuleCall& call) { return sized(call, false); });
   }
   for (const char* name : {"rand", "randn", "randint"}) {
-    add(name, [](const RuleCall& call) { return sized(call, true); });
+    make(name, [](const RuleCall& call) { return sized(call, true); });
   }
-  add("arange", arange);
-  add("linspace", linspace);
-  add("eye", eye);
-  add("scalar_tensor", [](const RuleCall& call) { return from_nothing(call, {}); });
+  make("arange", arange);
+  make("linspace", linspace);
+  make("eye", eye);
+  make("scalar_tensor", [](const RuleCall& call) { return from_nothing(call, {}); });
   for (const char* name : {"ones_like", "full_like", "empty_like"}) {
     add(name, [](const RuleCall& call) { return like(call, false); });
   }
-  for (const char* name : {"rand_like", "randn_like", "randint_like", "normal_", "uniform_",
-                           "random_", "exponential_"}) {
+  for (const char* name :
+       {"rand_like", "randn_like", "randint_like", "normal_", "uniform_", "random_", "exponential_"
+       }) {
     add(name, [](const RuleCall& call) { return like(call, true); });
   }
   add("zeros_like", zeros_like);

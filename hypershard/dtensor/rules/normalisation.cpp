@@ -40,9 +40,8 @@ struct Groups {
 };
 Groups label_groups(DimMap& map, const RuleCall& call, std::int64_t local_groups) {
   Groups groups;
-  groups.block = std::max<std::int64_t>(
-      call.local_shape(0)[1] / std::max<std::int64_t>(local_groups, 1), 1
-  );
+  groups.block =
+      std::max<std::int64_t>(call.local_shape(0)[1] / std::max<std::int64_t>(local_groups, 1), 1);
   groups.channels = Dim::of(map.new_label(), groups.block);
   share_dim(map, 0, 1, groups.channels);
   for (const char* name : {"weight", "bias"}) {
@@ -56,8 +55,7 @@ Groups label_groups(DimMap& map, const RuleCall& call, std::int64_t local_groups
 DimMap group_norm(const RuleCall& call) {
   DimMap map = whole_map(call);
   const bool is_native = call.find("group") != nullptr;
-  const Groups groups =
-      label_groups(map, call, call.integer(is_native ? "group" : "num_groups"));
+  const Groups groups = label_groups(map, call, call.integer(is_native ? "group" : "num_groups"));
   Dims dims = {label_dim(map, 0, 0), groups.channels};
   for (int dim = 2; dim < call.rank(0); ++dim) {
     dims.push_back(Dim::whole(call.shape(0)[at(dim)]));
@@ -87,6 +85,7 @@ DimMap batch_norm(const RuleCall& call, bool tells_statistics) {
   }
   const Dim channel = dims[1];
   map.outputs = {{std::move(dims)}};
+  map.takes_empty = false;
   for (int i = 0; tells_statistics && i < 2; ++i) {
     map.outputs.push_back({{is_training ? channel : Dim::whole(0)}});
   }
@@ -108,6 +107,7 @@ DimMap instance_norm(const RuleCall& call) {
     }
   }
   map.outputs = {{std::move(dims)}};
+  map.takes_empty = false;
   return map;
 }
 

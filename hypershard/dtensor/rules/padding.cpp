@@ -11,12 +11,10 @@ DimMap padded(const RuleCall& call, const std::vector<std::int64_t>& padding, bo
   Dims dims(at(call.rank(0)));
   for (int dim = 0; dim < call.rank(0); ++dim) {
     const std::size_t pair = 2 * at(call.rank(0) - 1 - dim);
-    const std::int64_t added =
-        pair + 1 < padding.size() ? padding[pair] + padding[pair + 1] : 0;
+    const std::int64_t added = pair + 1 < padding.size() ? padding[pair] + padding[pair + 1] : 0;
     const bool is_free =
         pair + 1 >= padding.size() || (padding[pair] == 0 && padding[pair + 1] == 0);
-    dims[at(dim)] =
-        is_free ? label_dim(map, 0, dim) : Dim::whole(call.shape(0)[at(dim)] + added);
+    dims[at(dim)] = is_free ? label_dim(map, 0, dim) : Dim::whole(call.shape(0)[at(dim)] + added);
   }
   map.outputs = {{std::move(dims)}};
   if (is_linear) {
@@ -31,7 +29,11 @@ DimMap pad(const RuleCall& call) {
   return padded(call, call.integers("pad"), !has_constant || is_zero);
 }
 
-DimMap pad_by_edge(const RuleCall& call) { return padded(call, call.integers("padding"), true); }
+DimMap pad_by_edge(const RuleCall& call) {
+  DimMap map = padded(call, call.integers("padding"), true);
+  map.takes_empty = false;
+  return map;
+}
 
 }  // namespace
 
@@ -41,8 +43,8 @@ void add_padding(internal::RuleRegistry& registry) {
   };
   add("pad", pad);
   add("constant_pad_nd", pad);
-  for (const char* name : {"reflection_pad1d", "reflection_pad2d", "replication_pad1d",
-                           "replication_pad2d"}) {
+  for (const char* name :
+       {"reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"}) {
     add(name, pad_by_edge);
   }
 }

@@ -28,25 +28,103 @@ OpRule make(std::string_view terms, Passes passes = {}) {
 }
 
 constexpr const char* kNonlinear[] = {
-    "abs",           "acos",        "acosh",       "asin",        "asinh",       "atan2",
-    "atanh",         "bitwise_and", "bitwise_not", "bitwise_or",  "bitwise_xor", "celu",
-    "copysign",      "cos",         "cosh",        "digamma",     "elu",         "eq",
-    "erfc",          "erfinv",      "exp2",        "expm1",       "floor_divide",
-    "fmax",          "fmin",        "fmod",        "frac",        "ge",          "gelu",
-    "gt",            "hardshrink",  "hardsigmoid", "hardswish",   "hypot",       "isfinite",
-    "isinf",         "isnan",       "le",          "leaky_relu",  "lgamma",      "log",
-    "log10",         "log1p",       "log2",        "log_sigmoid", "logaddexp",   "logical_and",
-    "logical_not",   "logical_or",  "logical_xor", "logit",       "lt",          "mish",
-    "nan_to_num",    "ne",          "pow",         "float_power", "reciprocal",  "remainder",
-    "rsqrt",         "selu",        "sgn",         "sign",        "silu",        "sin",
-    "sinc",          "sinh",        "softplus",    "softshrink",  "sqrt",        "square",
-    "tan",           "threshold",   "xlogy",       "isclose",     "not_equal",   "greater",
-    "greater_equal", "less",        "less_equal",  "signbit",     "i0",          "exp",
-    "sigmoid",       "__and__",     "__or__",      "__xor__",     "bitwise_left_shift",
-    "bitwise_right_shift",          "absolute",    "heaviside",   "special_expit"};
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "celu",
+    "copysign",
+    "cos",
+    "cosh",
+    "digamma",
+    "elu",
+    "eq",
+    "erfc",
+    "erfinv",
+    "exp2",
+    "expm1",
+    "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "frac",
+    "ge",
+    "gelu",
+    "gt",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hypot",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
+    "leaky_relu",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_sigmoid",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logit",
+    "lt",
+    "mish",
+    "nan_to_num",
+    "ne",
+    "pow",
+    "float_power",
+    "reciprocal",
+    "remainder",
+    "rsqrt",
+    "selu",
+    "sgn",
+    "sign",
+    "silu",
+    "sin",
+    "sinc",
+    "sinh",
+    "softplus",
+    "softshrink",
+    "sqrt",
+    "square",
+    "tan",
+    "threshold",
+    "xlogy",
+    "isclose",
+    "not_equal",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "signbit",
+    "i0",
+    "exp",
+    "sigmoid",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "bitwise_left_shift",
+    "bitwise_right_shift",
+    "absolute",
+    "heaviside",
+    "special_expit"
+};
 // No larger argument gives a smaller result, for every real number: maxima and minima pass.
-constexpr const char* kMonotoneNames[] = {"relu",  "relu6", "hardtanh", "tanh",  "atan", "erf",
-                                          "floor", "ceil",  "trunc",    "round"};
+constexpr const char* kMonotoneNames[] = {
+    "relu", "relu6", "hardtanh", "tanh", "atan", "erf", "floor", "ceil", "trunc", "round"
+};
 
 DimMap clamp(const RuleCall& call) {
   const bool has_operands = call.num_operands() > 1;  // bounds that are tensors may move with it
@@ -61,9 +139,7 @@ DimMap divide(const RuleCall& call) {
 
 DimMap where(const RuleCall& call) {
   if (call.num_operands() == 1 && !call.has("other")) {
-    return refuse(
-        "the result's size depends on values", "use where with three operands, or topk"
-    );
+    return refuse("the result's size depends on values", "use where with three operands, or topk");
   }
   static const Terms kBoth("self|other");
   return pointwise(call, kBoth, {});

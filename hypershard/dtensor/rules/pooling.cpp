@@ -19,6 +19,7 @@ DimMap images(const RuleCall& call, const std::vector<std::int64_t>& sizes, int 
     dims.push_back(Dim::whole(size));
   }
   map.outputs.assign(at(num_outputs), {dims});
+  map.takes_empty = false;
   return map;
 }
 
@@ -30,7 +31,8 @@ DimMap pool(const RuleCall& call, int num_spatial, bool is_average, int num_outp
       .dilation = repeated(
           call.find("dilation") != nullptr ? call.integers("dilation")
                                            : std::vector<std::int64_t>{},
-          num_spatial, 1
+          num_spatial,
+          1
       ),
       .is_ceil = call.flag("ceil_mode")
   };
@@ -51,8 +53,7 @@ DimMap pool(const RuleCall& call, int num_spatial, bool is_average, int num_outp
 }
 
 DimMap adaptive(const RuleCall& call, int num_spatial, bool is_average, int num_outputs) {
-  DimMap map =
-      images(call, repeated(call.integers("output_size"), num_spatial, 1), num_outputs);
+  DimMap map = images(call, repeated(call.integers("output_size"), num_spatial, 1), num_outputs);
   if (is_average) {
     linear(map, 0);
   }
@@ -93,24 +94,18 @@ void add_pooling(internal::RuleRegistry& registry) {
   };
   for (int spatial = 1; spatial <= 3; ++spatial) {
     const std::string rank = std::to_string(spatial) + "d";
-    add("avg_pool" + rank, [spatial](const RuleCall& call) {
-      return pool(call, spatial, true, 1);
-    });
-    add("max_pool" + rank, [spatial](const RuleCall& call) {
-      return pool(call, spatial, false, 1);
-    });
-    add("max_pool" + rank + "_with_indices", [spatial](const RuleCall& call) {
-      return pool(call, spatial, false, 2);
-    });
-    add("adaptive_avg_pool" + rank, [spatial](const RuleCall& call) {
-      return adaptive(call, spatial, true, 1);
-    });
-    add("adaptive_max_pool" + rank, [spatial](const RuleCall& call) {
-      return adaptive(call, spatial, false, 2);
-    });
-    add("upsample_nearest" + rank, [spatial](const RuleCall& call) {
-      return upsample(call, spatial);
-    });
+    add("avg_pool" + rank,
+        [spatial](const RuleCall& call) { return pool(call, spatial, true, 1); });
+    add("max_pool" + rank,
+        [spatial](const RuleCall& call) { return pool(call, spatial, false, 1); });
+    add("max_pool" + rank + "_with_indices",
+        [spatial](const RuleCall& call) { return pool(call, spatial, false, 2); });
+    add("adaptive_avg_pool" + rank,
+        [spatial](const RuleCall& call) { return adaptive(call, spatial, true, 1); });
+    add("adaptive_max_pool" + rank,
+        [spatial](const RuleCall& call) { return adaptive(call, spatial, false, 2); });
+    add("upsample_nearest" + rank,
+        [spatial](const RuleCall& call) { return upsample(call, spatial); });
   }
   add("_adaptive_avg_pool2d", [](const RuleCall& call) { return adaptive(call, 2, true, 1); });
   add("upsample_linear1d", [](const RuleCall& call) { return upsample(call, 1); });

@@ -1,5 +1,5 @@
-// Reductions, over all dimensions or some: a cut index that is summed leaves Partial(sum), and so on
-// for means, maxima and minima; what has no such reduction needs its dimensions whole.
+// Reductions, over all dimensions or some: a cut index that is summed leaves Partial(sum), and so
+// on for means, maxima and minima; what has no such reduction needs its dimensions whole.
 #include "hypershard/dtensor/rules/dim_building.h"
 #include "hypershard/dtensor/rules/families.h"
 
@@ -44,9 +44,8 @@ DimMap mean(const RuleCall& call) {
 }
 
 DimMap extremum(const RuleCall& call, bool is_max) {
-  DimMap map = reduce_dims(
-      call, call.dims("dim", call.rank(0)), is_max ? Reduction::kMax : Reduction::kMin
-  );
+  DimMap map =
+      reduce_dims(call, call.dims("dim", call.rank(0)), is_max ? Reduction::kMax : Reduction::kMin);
   map.terms = {{0}};
   map.passes = {.sum = false, .max = is_max, .min = !is_max};
   return map;
@@ -80,12 +79,6 @@ DimMap summed(const RuleCall& call) {
   return reduce_dims(call, call.dims("dim", call.rank(0)), Reduction::kSum);
 }
 
-DimMap dist(const RuleCall& call) {
-  DimMap map = whole_map(call);
-  map.outputs = {{{}}};
-  return map;
-}
-
 DimMap cosine_similarity(const RuleCall& call) {
   DimMap map = whole_map(call);
   const int both[] = {0, 1};
@@ -111,14 +104,22 @@ void add_reductions(internal::RuleRegistry& registry) {
   for (const char* name : {"nansum", "count_nonzero"}) {
     add(name, summed);
   }
-  for (const char* name : {"prod", "any", "all", "var", "std", "norm", "linalg_vector_norm",
-                           "logsumexp", "argmax", "argmin"}) {
+  for (const char* name :
+       {"prod",
+        "any",
+        "all",
+        "var",
+        "std",
+        "norm",
+        "linalg_vector_norm",
+        "logsumexp",
+        "argmax",
+        "argmin"}) {
     add(name, whole<1>);
   }
   for (const char* name : {"var_mean", "std_mean", "aminmax"}) {
     add(name, whole<2>);
   }
-  add("dist", dist);
   add("cosine_similarity", cosine_similarity);
 }
 

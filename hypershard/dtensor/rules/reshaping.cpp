@@ -18,13 +18,40 @@ DimMap view(const RuleCall& call) {
   return view_map(call, call.integers("size"));
 }
 
-DimMap reshape(const RuleCall& call) { return view_map(call, call.integers("shape")); }
+DimMap reshape(const RuleCall& call) {
+  return view_map(call, call.integers("shape"));
+}
 
 DimMap like_other(const RuleCall& call) {
   const auto sizes = call.local_shape(1);
   DimMap map = view_map(call, {sizes.begin(), sizes.end()});
-  if (!map.refusal) {
-    map.operands[1].role = Role::kIgnored;
+  if (map.refusal) {
+    return map;
+  }
+  map.operands[1].role = Role::kIgnored;
+  for (int dim = 0; dim < call.rank(1); ++dim) {
+    const std::int64_t size = global_size(map, call, map.outputs[0].dims[at(dim)]);
+    if (size != call.shape(1)[at(dim)]) {
+      return refuse(
+          concat_text(
+              "'",
+              call.operand_name(1),
+              "' has global shape ",
+              call.shape(1),
+              ", but on this rank's sizes the result's dimension ",
+              dim,
+              " has ",
+              size
+          ),
+          concat_text(
+              "redistribute '",
+              call.operand_name(0),
+              "' to cut what '",
+              call.operand_name(1),
+              "' cuts"
+          )
+      );
+    }
   }
   return map;
 }
@@ -41,23 +68,36 @@ DimMap flatten(const RuleCall& call) {
   }
   const int start = call.has("start_dim") ? call.dim("start_dim", call.rank(0)) : 0;
   const int end = call.has("end_dim") ? call.dim("end_dim", call.rank(0)) : call.rank(0) - 1;
-  std::vector<std::int64_t> sizes(local.begin(), local.begin() + start);
-  std::int64_t merged = 1;
-  for (int dim = start; dim <= end; ++dim) {
-    merged *= local[at(dim)];
+  std::vector<std::int64_t> sizes;
+  std::vector<Run> runs;
+  for (int dim = 0; dim < call.rank(0);) {
+    const int next = dim == start ? end + 1 : dim + 1;
+    const int out = static_cast<int>(sizes.size());
+    sizes.push_back(1);
+    for (int i = dim; i < next; ++i) {
+      sizes.back() *= local[at(i)];
+    }
+    runs.push_back({dim, next, out, out + 1});
+    dim = next;
   }
-  sizes.push_back(merged);
-  sizes.insert(sizes.end(), local.begin() + std::min(end + 1, call.rank(0)), local.end());
-  return view_map(call, std::move(sizes));
+  return view_map(call, std::move(sizes), std::move(runs));
 }
 
 DimMap unflatten(const RuleCall& call) {
-  std::vector<std::int64_t> sizes = local_sizes(call);
-  const int dim = call.dim("dim", call.rank(0));
+  const int split_dim = call.dim("dim", call.rank(0));
   const std::vector<std::int64_t> split = call.integers("sizes");
-  sizes.erase(sizes.begin() + dim);
-  sizes.insert(sizes.begin() + dim, split.begin(), split.end());
-  return view_map(call, std::move(sizes));
+  std::vector<std::int64_t> sizes;
+  std::vector<Run> runs;
+  for (int dim = 0; dim < call.rank(0); ++dim) {
+    const int out = static_cast<int>(sizes.size());
+    if (dim == split_dim) {
+      sizes.insert(sizes.end(), split.begin(), split.end());
+    } else {
+      sizes.push_back(call.local_shape(0)[at(dim)]);
+    }
+    runs.push_back({dim, dim + 1, out, static_cast<int>(sizes.size())});
+  }
+  return view_map(call, std::move(sizes), std::move(runs));
 }
 
 DimMap expand(const RuleCall& call) {
@@ -68,13 +108,21 @@ DimMap expand(const RuleCall& call) {
   for (int i = 0; i < static_cast<int>(sizes.size()); ++i) {
     const int dim = i - added;
     const std::int64_t size = sizes[at(i)];
+    const bool is_single = dim >= 0 && call.shape(0)[at(dim)] == 1;
     const bool is_kept =
-        dim >= 0 && (size == -1 || size == call.local_shape(0)[at(dim)]) &&
-        (call.shape(0)[at(dim)] != 1 || size == -1 || size == 1);
+        dim >= 0 && (size == -1 || (!is_single && size == call.local_shape(0)[at(dim)]));
     if (dim >= 0 && !is_kept && call.shape(0)[at(dim)] != 1) {
       return refuse(
-          concat_text("dimension ", dim, " of '", call.operand_name(0), "' ", call.shape(0),
-                      " (global shape) would be stretched to local size ", size),
+          concat_text(
+              "dimension ",
+              dim,
+              " of '",
+              call.operand_name(0),
+              "' ",
+              call.shape(0),
+              " (global shape) would be stretched to local size ",
+              size
+          ),
           "only dimensions of global size 1 can be stretched: redistribute to Replicate"
       );
     }
@@ -157,6 +205,11 @@ DimMap pixel_shuffle(const RuleCall& call) {
 
 DimMap pixel_unshuffle(const RuleCall& call) {
   const std::int64_t factor = call.integer("downscale_factor");
+  for (int dim = 0; dim < call.rank(0); ++dim) {
+    if (call.piece_sizes(0, dim).least == 0) {
+      return refuse("torch leaves empty pieces as they are", "redistribute to Replicate");
+    }
+  }
   DimMap map = whole_map(call);
   Dims dims = label_all(map, call, 0);
   const int channel = call.rank(0) - 3;

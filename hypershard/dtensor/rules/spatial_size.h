@@ -20,7 +20,9 @@ struct Window {
 };
 
 /// Repeats a single entry `count` times.
-std::vector<std::int64_t> repeated(std::vector<std::int64_t> values, int count, std::int64_t otherwise);
+std::vector<std::int64_t> repeated(
+    std::vector<std::int64_t> values, int count, std::int64_t otherwise
+);
 
 /// Returns how many windows fit along spatial dimension `i` of size `size`.
 std::int64_t window_count(std::int64_t size, const Window& window, std::size_t i);

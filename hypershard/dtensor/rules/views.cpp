@@ -24,9 +24,7 @@ DimMap swap(const RuleCall& call, std::string_view first, std::string_view secon
   DimMap map = whole_map(call);
   Dims dims = label_all(map, call, 0);
   if (!dims.empty()) {
-    std::swap(
-        dims[at(call.dim(first, call.rank(0)))], dims[at(call.dim(second, call.rank(0)))]
-    );
+    std::swap(dims[at(call.dim(first, call.rank(0)))], dims[at(call.dim(second, call.rank(0)))]);
   }
   return moved(std::move(map), std::move(dims));
 }
@@ -95,7 +93,8 @@ DimMap squeeze(const RuleCall& call) {
   const bool is_some = call.find("dim") != nullptr;
   const bool is_none = is_some && call.integers("dim").empty();
   if (!is_none) {
-    candidates = is_some ? call.dims("dim", std::max(call.rank(0), 1)) : call.dims("none", call.rank(0));
+    candidates =
+        is_some ? call.dims("dim", std::max(call.rank(0), 1)) : call.dims("none", call.rank(0));
   }
   Dims dims;
   for (int dim = 0; dim < call.rank(0); ++dim) {
@@ -107,7 +106,12 @@ DimMap squeeze(const RuleCall& call) {
     if (is_named && sizes.least <= 1 && sizes.most >= 1) {
       return refuse(
           concat_text(
-              "dimension ", dim, " of '", call.operand_name(0), "' ", call.shape(0),
+              "dimension ",
+              dim,
+              " of '",
+              call.operand_name(0),
+              "' ",
+              call.shape(0),
               " is cut into pieces of 1, which would be dropped although the whole has ",
               call.shape(0)[at(dim)]
           ),
@@ -140,9 +144,7 @@ std::int64_t slice_length(
 }
 
 /// A slice that takes all of a cut dimension on every rank leaves it cut.
-DimMap sliced(
-    const RuleCall& call, std::int64_t start, std::int64_t end, std::int64_t step
-) {
+DimMap sliced(const RuleCall& call, std::int64_t start, std::int64_t end, std::int64_t step) {
   DimMap map = whole_map(call);
   const int dim = call.dim("dim", call.rank(0));
   const std::int64_t size = call.local_shape(0)[at(dim)];
@@ -266,8 +268,8 @@ DimMap diagonal(const RuleCall& call) {
 /// Entries move along `argument`'s dimensions and nowhere else.
 DimMap along(const RuleCall& call, std::string_view argument) {
   DimMap map = whole_map(call);
-  const bool is_none = argument == "dims" && call.name() == "aten::flip" &&
-                       call.integers(argument).empty();
+  const bool is_none =
+      argument == "dims" && call.name() == "aten::flip" && call.integers(argument).empty();
   const std::vector<int> whole = is_none ? std::vector<int>{} : call.dims(argument, call.rank(0));
   Dims dims = label_all(map, call, 0, whole);
   return moved(std::move(map), std::move(dims));
@@ -288,8 +290,7 @@ DimMap unfold(const RuleCall& call) {
   const int whole[] = {dim};
   Dims dims = label_all(map, call, 0, whole);
   if (!dims.empty()) {
-    dims[at(dim)].size =
-        (call.shape(0)[at(dim)] - call.integer("size")) / call.integer("step") + 1;
+    dims[at(dim)].size = (call.shape(0)[at(dim)] - call.integer("size")) / call.integer("step") + 1;
   }
   dims.push_back(Dim::whole(call.integer("size")));
   return moved(std::move(map), std::move(dims));
@@ -329,7 +330,8 @@ void add_views(internal::RuleRegistry& registry) {
   add("select", select);
   add("slice", slice);
   add("narrow", narrow);
-  for (const char* name : {"split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"}) {
+  for (const char* name :
+       {"split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"}) {
     add(name, split);
   }
   add("chunk", chunk);
@@ -343,7 +345,7 @@ void add_views(internal::RuleRegistry& registry) {
   add("tril", triangle);
   add("triu", triangle);
   add("unfold", unfold);
-  add("as_strided", no_rule_for_strides);
+  registry.add("aten::as_strided", "views", no_rule_for_strides, false);
 }
 
 }  // namespace hypershard::dtensor::rules

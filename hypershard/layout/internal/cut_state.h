@@ -47,7 +47,7 @@ struct CutStateHash {
 /// Shape and axis sizes that all states of one search share, and what can be asked of a state.
 class CutSpace {
  public:
-  /// Precondition: at most kMaxAxes axes. Holds the mesh by reference.
+  /// Errors: Unsupported on more than kMaxAxes axes.
   CutSpace(std::span<const std::int64_t> shape, const DeviceMesh& mesh);
 
   int num_axes() const { return num_axes_; }

@@ -35,14 +35,21 @@ CutMoves::CutMoves(
     const CutSpace& space, const DeviceMesh& mesh, const CutState& from, const CutState& to
 )
     : space_(space), target_(to) {
-  const bool tiered = mesh.topology().num_supernodes() > 1;
   bool reduces = false;
   for (int axis = 0; axis < space.num_axes(); ++axis) {
     reduces |= is_partial_code(from.code[at(axis)]) && from.code[at(axis)] != to.code[at(axis)];
   }
-  choose_axes(from, tiered);
+  const AxisSet acting = acting_axes(from);
+  // Where a slow link must be crossed, axes that stay as they are may share the load.
+  const bool is_slow = crosses_supernodes(mesh, acting);
+  for (int axis = 0; axis < space.num_axes(); ++axis) {
+    const bool may_help = is_slow && !is_partial_code(from.code[at(axis)]);
+    if (space.size(axis) > 1 && (contains(acting, axis) || may_help)) {
+      axes_.push_back(axis);
+    }
+  }
   // A slow gather needs a dimension that no other axis cuts, so two to choose from.
-  choose_dims(from, tiered ? 2 : reduces ? 1 : 0);
+  choose_dims(from, is_slow ? 2 : reduces ? 1 : 0);
   for (AxisSet set = 1; set < (AxisSet{1} << space.num_axes()); ++set) {
     bool acts = true;
     for (int axis = 0; axis < space.num_axes(); ++axis) {
@@ -54,28 +61,33 @@ CutMoves::CutMoves(
   }
 }
 
-void CutMoves::choose_axes(const CutState& from, bool tiered) {
-  const int num_axes = space_.num_axes();
-  std::vector<bool> acts(at(num_axes), false);
-  const auto changes = [&](int axis) {
-    return from.code[at(axis)] != target_.code[at(axis)] ||
-           from.level[at(axis)] != target_.level[at(axis)];
-  };
-  for (int axis = 0; axis < num_axes; ++axis) {
-    const int code = from.code[at(axis)];
-    acts[at(axis)] = changes(axis) || (tiered && !is_partial_code(code));
-    for (int other = 0; other < num_axes && !acts[at(axis)]; ++other) {
-      const int before = from.code[at(other)];
-      const int after = target_.code[at(other)];
-      const bool shares_dim = code >= 0 && (before == code || after == code);
-      const bool blocks =
-          is_partial_code(code) && is_partial_code(before) && !commute(code, before);
-      acts[at(axis)] = changes(other) && (shares_dim || blocks);
-    }
-    if (acts[at(axis)] && space_.size(axis) > 1) {
-      axes_.push_back(axis);
+AxisSet CutMoves::acting_axes(const CutState& from) const {
+  AxisSet acting = 0;
+  for (int axis = 0; axis < space_.num_axes(); ++axis) {
+    const bool changes = from.code[at(axis)] != target_.code[at(axis)] ||
+                         from.level[at(axis)] != target_.level[at(axis)];
+    acting |= changes ? only(axis) : 0;
+  }
+  for (AxisSet before = 0; before != acting;) {
+    before = acting;
+    for (int axis = 0; axis < space_.num_axes(); ++axis) {
+      acting |= is_in_the_way(from, axis, before) ? only(axis) : 0;
     }
   }
+  return acting;
+}
+
+bool CutMoves::is_in_the_way(const CutState& from, int axis, AxisSet acting) const {
+  const int code = from.code[at(axis)];
+  for (int other = 0; other < space_.num_axes(); ++other) {
+    const int before = from.code[at(other)];
+    const bool shares_dim = code >= 0 && (before == code || target_.code[at(other)] == code);
+    const bool blocks = is_partial_code(code) && is_partial_code(before) && !commute(code, before);
+    if (contains(acting, other) && (shares_dim || blocks)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void CutMoves::choose_dims(const CutState& from, std::size_t num_extra) {

@@ -28,28 +28,28 @@ struct Cost {
 class Prices {
  public:
   Prices(const CutSpace& space, const DeviceMesh& mesh, std::int64_t slow_weight)
-      : space_(space), weights_(std::size_t{1} << space.num_axes(), 0) {
-    std::vector<std::string> names;
-    for (std::size_t set = 1; set < weights_.size(); ++set) {
-      names.clear();
-      for (int axis = 0; axis < space.num_axes(); ++axis) {
-        if (contains(static_cast<AxisSet>(set), axis)) {
-          names.push_back(mesh.axes()[static_cast<std::size_t>(axis)].name);
-        }
-      }
-      const bool slow = mesh.topology().num_supernodes() > 1 && mesh.tier(names) == Tier::kInter;
-      weights_[set] = slow ? slow_weight : 1;
-    }
-  }
+      : space_(space),
+        mesh_(mesh),
+        slow_weight_(slow_weight),
+        weights_(std::size_t{1} << space.num_axes(), 0) {}
 
   Cost of(const CutState& from, const CutMove& move) const {
     if (move.kind < Kind::kAllGather) {
       return {.local_steps = move.dropped ? 0 : 1};
     }
-    return {.weighted = weights_[move.axes] * busiest(from, move), .collectives = 1};
+    return {.weighted = weight(move.axes) * busiest(from, move), .collectives = 1};
   }
 
  private:
+  /// Looking at all ranks of a big mesh takes longer than the search: done for groups that occur.
+  std::int64_t weight(AxisSet axes) const {
+    std::int64_t& weight = weights_[axes];
+    if (weight == 0) {
+      weight = crosses_supernodes(mesh_, axes) ? slow_weight_ : 1;
+    }
+    return weight;
+  }
+
   /// Axes outside the group stay at coordinate 0, where pieces are largest.
   std::int64_t busiest(const CutState& from, const CutMove& move) const {
     std::array<int, kMaxAxes> coordinates{};
@@ -77,11 +77,9 @@ class Prices {
       return busiest_from(from, move, axis + 1, coordinates);
     }
     std::int64_t most = 0;
-    for (const int coordinate : {0, 1, space_.size(axis) - 1}) {
-      if (coordinate == 1 && space_.size(axis) <= 2) {
-        continue;
-      }
-      coordinates[static_cast<std::size_t>(axis)] = coordinate;
+    const int last = space_.size(axis) - 1;
+    for (int i = 0; i <= std::min(last, 2); ++i) {
+      coordinates[static_cast<std::size_t>(axis)] = i < 2 ? i : last;
       most = std::max(most, busiest_from(from, move, axis + 1, coordinates));
     }
     coordinates[static_cast<std::size_t>(axis)] = 0;
@@ -89,7 +87,9 @@ class Prices {
   }
 
   const CutSpace& space_;
-  std::vector<std::int64_t> weights_;  ///< by set of axes
+  const DeviceMesh& mesh_;
+  std::int64_t slow_weight_;
+  mutable std::vector<std::int64_t> weights_;  ///< by set of axes; 0: not known yet
 };
 
 /// A state that was reached, by which move, from which other one.
@@ -170,6 +170,19 @@ class Search {
 };
 
 }  // namespace
+
+bool crosses_supernodes(const DeviceMesh& mesh, AxisSet axes) {
+  if (mesh.topology().num_supernodes() == 1) {
+    return false;
+  }
+  std::vector<std::string> names;
+  for (int axis = 0; axis < mesh.num_axes(); ++axis) {
+    if (contains(axes, axis)) {
+      names.push_back(mesh.axes()[static_cast<std::size_t>(axis)].name);
+    }
+  }
+  return mesh.tier(names) == Tier::kInter;
+}
 
 std::vector<CutMove> cheapest_moves(
     const CutSpace& space,

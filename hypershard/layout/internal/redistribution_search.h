@@ -12,6 +12,9 @@
 
 namespace hypershard::layout::internal {
 
+/// Tells whether the groups over `axes` have ranks in two supernodes.
+bool crosses_supernodes(const DeviceMesh& mesh, AxisSet axes);
+
 /// One edge of the search graph. `dropped` edges only change the name of what every rank has.
 struct CutMove {
   RedistributionStep::Kind kind = RedistributionStep::Kind::kSlice;
@@ -33,7 +36,9 @@ class CutMoves {
   using Visit = std::function<void(const CutMove&)>;
   /// Dimensions that source and target cut, and `num_extra` more to scatter over.
   void choose_dims(const CutState& from, std::size_t num_extra);
-  void choose_axes(const CutState& from, bool tiered);
+  /// Axes that change, and those that must move for their sake.
+  AxisSet acting_axes(const CutState& from) const;
+  bool is_in_the_way(const CutState& from, int axis, AxisSet acting) const;
   void local_moves(const CutState& state, int axis, const Visit& visit) const;
   void partial_moves(const CutState& state, int axis, const Visit& visit) const;
   void gathers_and_exchanges(const CutState& state, AxisSet axes, const Visit& visit) const;
