@@ -323,6 +323,14 @@ ConfigSection& ConfigSection::bind(
   return add(key, with(make_entry<PatternTable<double>>(ConfigKind::kRealTable, field), options));
 }
 
+ConfigSection& ConfigSection::bind(
+    std::string_view key, PatternTable<WordTable>* field, KeyOptions options
+) {
+  return add(
+      key, with(make_entry<PatternTable<WordTable>>(ConfigKind::kWordsTable, field), options)
+  );
+}
+
 ConfigSection& ConfigSection::bind_choice(
     std::string_view key, std::string* field, std::vector<std::string> words, KeyOptions options
 ) {

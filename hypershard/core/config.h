@@ -54,6 +54,9 @@ struct ListKey {
 template <class T>
 using PatternTable = std::vector<std::pair<std::string, T>>;
 
+/// A row of named words, e.g. `{ tp = "shard(0)" }`, in the order of the file.
+using WordTable = std::vector<std::pair<std::string, std::string>>;
+
 /// Quotes a string as TOML does, so that any text can be handed on in an override.
 std::string toml_quoted(std::string_view text);
 
@@ -82,6 +85,7 @@ class ConfigSection {
   ConfigSection& bind(std::string_view key, std::vector<std::string>* field, ListKey options);
   ConfigSection& bind(std::string_view key, PatternTable<std::string>* field, KeyOptions options);
   ConfigSection& bind(std::string_view key, PatternTable<double>* field, KeyOptions options);
+  ConfigSection& bind(std::string_view key, PatternTable<WordTable>* field, KeyOptions options);
 
   /// Binds a string that takes only the given words.
   ConfigSection& bind_choice(

@@ -54,10 +54,40 @@ std::string found_text(const toml::node& node) {
   }
 }
 
+/// Returns the rows of a table in the order of the file, since the parser sorts them by key; nothing
+/// if the node is no table or `read` returns nothing for a value.
+template <class T, class Read>
+std::optional<PatternTable<T>> rows_in_order(const toml::node& node, const Read& read) {
+  const toml::table* table = node.as_table();
+  if (table == nullptr) {
+    return std::nullopt;
+  }
+  std::vector<std::pair<toml::source_position, std::pair<std::string, T>>> rows;
+  for (const auto& [key, item] : *table) {
+    const std::optional<T> value = read(item);
+    if (!value.has_value()) {
+      return std::nullopt;
+    }
+    rows.push_back({key.source().begin, {std::string(key.str()), *value}});
+  }
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
+    return a.first < b.first;
+  });
+  PatternTable<T> sorted;
+  for (auto& row : rows) {
+    sorted.push_back(std::move(row.second));
+  }
+  return sorted;
+}
+
 /// Reads one TOML value as T, or returns nothing. An integer serves as a number, never the reverse.
 template <class T>
 std::optional<T> exact_value(const toml::node& node) {
-  if constexpr (std::is_same_v<T, double>) {
+  if constexpr (std::is_same_v<T, WordTable>) {
+    return rows_in_order<std::string>(node, [](const toml::node& item) {
+      return item.value_exact<std::string>();
+    });
+  } else if constexpr (std::is_same_v<T, double>) {
     if (const auto number = node.value_exact<double>()) {
       return std::isfinite(*number) ? number : std::nullopt;
     }
@@ -87,27 +117,8 @@ std::optional<ConfigValue> list_value(const toml::node& node) {
 
 template <class T>
 std::optional<ConfigValue> table_value(const toml::node& node) {
-  const toml::table* table = node.as_table();
-  if (table == nullptr) {
-    return std::nullopt;
-  }
-  // The parser sorts keys; patterns keep the order of the file.
-  std::vector<std::pair<toml::source_position, std::pair<std::string, T>>> rows;
-  for (const auto& [key, item] : *table) {
-    const auto value = exact_value<T>(item);
-    if (!value.has_value()) {
-      return std::nullopt;
-    }
-    rows.push_back({key.source().begin, {std::string(key.str()), *value}});
-  }
-  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-    return a.first < b.first;
-  });
-  PatternTable<T> patterns;
-  for (auto& row : rows) {
-    patterns.push_back(std::move(row.second));
-  }
-  return patterns;
+  auto rows = rows_in_order<T>(node, [](const toml::node& item) { return exact_value<T>(item); });
+  return rows.has_value() ? std::optional<ConfigValue>(std::move(*rows)) : std::nullopt;
 }
 
 template <class T>
@@ -136,6 +147,8 @@ std::optional<ConfigValue> typed_value(ConfigKind kind, const toml::node& node) 
       return table_value<std::string>(node);
     case ConfigKind::kRealTable:
       return table_value<double>(node);
+    case ConfigKind::kWordsTable:
+      return table_value<WordTable>(node);
   }
   return std::nullopt;
 }
@@ -159,6 +172,9 @@ std::string value_problem(const ConfigEntry& entry, const ConfigValue& value) {
   }
   if (const auto* reals = std::get_if<PatternTable<double>>(&value)) {
     return pattern_problem(*reals);
+  }
+  if (const auto* words = std::get_if<PatternTable<WordTable>>(&value)) {
+    return pattern_problem(*words);
   }
   return limit_problem(entry, value);
 }
@@ -341,7 +357,8 @@ OverrideTarget find_target(const SchemaState& schema, const std::string& path) {
   }
   for (const ConfigEntry& entry : schema.entries) {
     const bool is_table =
-        entry.kind == ConfigKind::kStringTable || entry.kind == ConfigKind::kRealTable;
+        entry.kind == ConfigKind::kStringTable || entry.kind == ConfigKind::kRealTable ||
+        entry.kind == ConfigKind::kWordsTable;
     const std::string prefix = entry.path() + ".";
     if (is_table && path.starts_with(prefix) && path.size() > prefix.size()) {
       const std::string pattern = path.substr(prefix.size());
@@ -410,6 +427,8 @@ void read_table_row(
   ConfigValue& given = schema.given[path].value;
   if (auto* strings = std::get_if<PatternTable<std::string>>(&merged)) {
     merge_row(*strings, std::get<PatternTable<std::string>>(given));
+  } else if (auto* words = std::get_if<PatternTable<WordTable>>(&merged)) {
+    merge_row(*words, std::get<PatternTable<WordTable>>(given));
   } else {
     merge_row(std::get<PatternTable<double>>(merged), std::get<PatternTable<double>>(given));
   }

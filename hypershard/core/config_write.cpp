@@ -57,6 +57,14 @@ std::string item_text(const std::string& value) {
   return toml_quoted(value);
 }
 
+std::string item_text(const WordTable& words) {
+  std::string text = "{";
+  for (const auto& [word, value] : words) {
+    text += (text.size() == 1 ? " " : ", ") + toml_quoted(word) + " = " + toml_quoted(value);
+  }
+  return text + (words.empty() ? "}" : " }");
+}
+
 template <class T>
 std::string list_text(const std::vector<T>& values) {
   std::string text = "[";
@@ -194,6 +202,8 @@ std::string expected_text(const ConfigEntry& entry) {
       return "a table from patterns to strings";
     case ConfigKind::kRealTable:
       return "a table from patterns to numbers";
+    case ConfigKind::kWordsTable:
+      return "a table from patterns to tables of strings";
   }
   return "";
 }

@@ -27,7 +27,8 @@ using ConfigValue = std::variant<
     std::vector<double>,
     std::vector<std::string>,
     PatternTable<std::string>,
-    PatternTable<double>>;
+    PatternTable<double>,
+    PatternTable<WordTable>>;
 
 enum class ConfigKind {
   kBool,
@@ -39,6 +40,7 @@ enum class ConfigKind {
   kStringList,
   kStringTable,
   kRealTable,
+  kWordsTable,
 };
 
 inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();

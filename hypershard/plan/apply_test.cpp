@@ -1,0 +1,257 @@
+// Production mode: gradients equal the plain model's, and nothing runs that need not.
+#include "hypershard/plan/apply.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/record_function.h>
+
+#include "hypershard/plan/test_ranks.h"
+
+namespace hypershard::plan {
+namespace {
+
+using layout::Layout;
+using layout::Placement;
+using test::thrown_by;
+
+const Placement kRep = Placement::replicate();
+
+// Blocks whose rows are cut over tp between the MLPs, as positions are under sequence parallelism.
+ShardingPlan sequence_parallel_plan() {
+  ShardingPlan plan;
+  plan.parameter("blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}})
+      .parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}})
+      .input("blocks.0", {{"tp", Placement::shard(0)}})
+      .input("blocks.*.mlp", {{"tp", kRep}})
+      .output("blocks.*.mlp", {{"tp", Placement::shard(0)}})
+      .input("head", {{"tp", kRep}});
+  return plan;
+}
+
+struct Case {
+  const char* name;
+  std::vector<layout::MeshAxis> axes;
+  std::function<ShardingPlan()> plan;
+  std::int64_t rows = 8;
+  std::int64_t hidden = 12;
+};
+
+class ApplyPlanTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ApplyPlanTest, LossAndGradientsEqualThePlainModels) {
+  const Case& param = GetParam();
+  int size = 1;
+  for (const auto& axis : param.axes) {
+    size *= axis.size;
+  }
+  testing::run_ranks(size, [&](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), param.axes);
+    test::Net reference(8, param.hidden);
+    test::Net net(8, param.hidden);
+    const at::Tensor whole = test::formula_tensor({param.rows, 8}, 0.3);
+    const bool has_dp = mesh->mesh().has_axis("dp");
+    Layout layout = layout::replicated_layout(mesh->mesh());
+    if (has_dp) {
+      layout.placements[0] = Placement::shard(0);
+    }
+    const at::Tensor x = test::part_of(whole, layout, *mesh);
+    const auto loss = [](const at::Tensor& y) { return y.pow(2).mean(); };
+    const auto applied = apply_plan(
+        *net, param.plan(), mesh, {{x, {whole.sizes().vec(), layout}, "x"}},
+        [&] { return std::vector<at::Tensor>{loss(net->forward(x))}; },
+        {.data_axes = has_dp ? std::vector<std::string>{"dp"} : std::vector<std::string>{}}
+    );
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      reference->zero_grad();
+      const auto plain = loss(reference->forward(whole));
+      plain.backward();
+      const auto found = loss(net->forward(x));
+      found.backward();
+      const double dp = has_dp ? mesh->mesh().axis_size("dp") : 1;
+      if (has_dp) {
+        for (auto& parameter : net->parameters()) {
+          mesh->axis("dp")->all_reduce(parameter.grad())->wait();
+        }
+      } else {
+        EXPECT_NEAR(found.item<double>(), plain.item<double>(), 1e-14);
+      }
+      EXPECT_LT(test::worst_gradient(applied, test::gradients_of(*reference), 1 / dp), 1e-14);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Plans,
+    ApplyPlanTest,
+    ::testing::Values(
+        Case{"tp2", {{"tp", 2}}, test::tensor_parallel_plan},
+        Case{"tp3_uneven", {{"tp", 3}}, test::tensor_parallel_plan, 7, 13},
+        Case{"tp4_empty", {{"tp", 4}}, test::tensor_parallel_plan, 5, 3},
+        Case{"sp2", {{"tp", 2}}, sequence_parallel_plan},
+        Case{"sp3_uneven", {{"tp", 3}}, sequence_parallel_plan, 7, 13},
+        Case{"dp2_tp2", {{"dp", 2}, {"tp", 2}}, test::tensor_parallel_plan},
+        Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, sequence_parallel_plan}
+    ),
+    [](const auto& each) { return std::string(each.param.name); }
+);
+
+// Names of operators that a step runs, without those that hold no work of the model.
+class Profile {
+ public:
+  Profile() {
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& fn
+                                   ) -> std::unique_ptr<at::ObserverContext> {
+          const std::string name = fn.name();
+          if (!name.starts_with("autograd::engine::")) {  // nodes, not operators
+            names().push_back(name);
+          }
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION})
+    );
+    names().clear();
+  }
+  ~Profile() { at::removeCallback(handle_); }
+  static std::map<std::string, int> counts() {
+    std::map<std::string, int> counts;
+    for (const auto& name : names()) {
+      ++counts[name];
+    }
+    return counts;
+  }
+
+ private:
+  static std::vector<std::string>& names() {
+    static thread_local std::vector<std::string> list;
+    return list;
+  }
+  at::CallbackHandle handle_;
+};
+
+std::map<std::string, int> step_profile(test::Net& net, const at::Tensor& x) {
+  net->zero_grad();
+  const Profile profile;
+  net->forward(x).pow(2).mean().backward();
+  return Profile::counts();
+}
+
+TEST(ApplyPlanProfileTest, AStepHasThePlainOperatorsAndTheBoundariesOnly) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net plain(8, 12);
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    const auto expected = step_profile(plain, x);
+    ShardingPlan none;
+    none.parameter("**", {{"tp", kRep}}).input("blocks.*", {{"tp", kRep}});
+    const auto forward = [&] {
+      return std::vector<at::Tensor>{net->forward(x).pow(2).mean()};
+    };
+    const PlannedInput input{x, {{4, 8}, Layout{{kRep}}}, "x"};
+    // A plan of which nothing has to be done leaves no hook and no operator.
+    auto nothing = apply_plan(*net, none, mesh, {input}, forward);
+    EXPECT_EQ(nothing.num_hooked_modules(), 0U);
+    EXPECT_EQ(step_profile(net, x), expected);
+    nothing.remove();
+
+    const auto applied = apply_plan(*net, test::tensor_parallel_plan(), mesh, {input}, forward);
+    EXPECT_EQ(applied.num_hooked_modules(), 2U);
+    auto found = step_profile(net, x);
+    const auto ranks = mesh->axis("tp");
+    const auto before = ranks->log().size();
+    step_profile(net, x);
+    // Two blocks: one reduction in forward and one in backward each.
+    EXPECT_EQ(ranks->log().size() - before, 4U);
+    std::map<std::string, int> extra;
+    for (const auto& [name, count] : found) {
+      const auto known = expected.find(name);
+      const int more = count - (known == expected.end() ? 0 : known->second);
+      EXPECT_GE(more, 0) << name;
+      if (more > 0) {
+        extra[name] = more;
+      }
+    }
+    for (const auto& [name, count] : expected) {
+      EXPECT_TRUE(found.contains(name)) << name;
+    }
+    // What a collective on a tensor takes: memory of its own, a copy, flat views.
+    for (const auto& [name, count] : extra) {
+      const bool moves = name == "aten::empty" || name == "aten::empty_like" ||
+                         name == "aten::clone" || name == "aten::copy_" || name == "aten::view" ||
+                         name == "aten::empty_strided" || name == "aten::contiguous" ||
+                         name == "aten::detach" || name == "detach" || name == "aten::alias" ||
+                         name == "aten::reshape" || name == "aten::_to_copy" ||
+                         name == "aten::as_strided" || name == "aten::view_as" ||
+                         name == "aten::resolve_conj" || name == "aten::_reshape_alias";
+      EXPECT_TRUE(moves && count <= 16) << name << " " << count;
+    }
+  });
+}
+
+TEST(ApplyPlanUsageTest, ProblemsAndStrangeModelsAreRefused) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    ShardingPlan plan = test::tensor_parallel_plan();
+    plan.output("blocks.0", {{"tp", Placement::partial()}});
+    const PlannedInput input{x, {{4, 8}, Layout{{kRep}}}, "x"};
+    const auto forward = [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; };
+    const auto wrong =
+        resolve(*net, plan, mesh->mesh(), mesh->rank(), {input}, forward,
+                {.on_problem = OnProblem::kCollect});
+    HS_EXPECT_HAS(thrown_by([&] { apply_plan(*net, wrong, mesh); }), "problems, the first: plan:");
+    const auto right = resolve(
+        *net, test::tensor_parallel_plan(), mesh->mesh(), mesh->rank(), {input}, forward
+    );
+    test::Net other(8, 16);
+    HS_EXPECT_HAS(
+        thrown_by([&] { apply_plan(*other, right, mesh); }), "the plan was resolved for"
+    );
+    test::Block block(8, 12);
+    HS_EXPECT_HAS(
+        thrown_by([&] { apply_plan(*block, right, mesh); }), "the model has no parameter"
+    );
+  });
+}
+
+TEST(ApplyPlanUsageTest, OtherBatchSizesAreCompiledWhenTheyComeAndForgotten) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net reference(8, 12);
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    const auto applied = apply_plan(
+        *net, test::tensor_parallel_plan(), mesh, {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
+    );
+    for (std::int64_t rows = 1; rows <= 40; ++rows) {
+      const at::Tensor batch = test::formula_tensor({rows, 8}, 0.1);
+      const double gap =
+          (net->forward(batch) - reference->forward(batch)).abs().max().item<double>();
+      ASSERT_LT(gap, 1e-14) << rows;
+    }
+  });
+}
+
+TEST(ApplyPlanUsageTest, RemovedPlansLeaveNoHooks) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    auto applied = apply_plan(
+        *net, test::tensor_parallel_plan(), mesh, {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
+    );
+    EXPECT_TRUE(net->blocks[0]->as<test::BlockImpl>()->mlp->has_forward_hooks());
+    EXPECT_FALSE(net->blocks[0]->as<test::BlockImpl>()->has_forward_hooks());
+    EXPECT_EQ(net->blocks[0]->as<test::BlockImpl>()->mlp->up->weight.size(0), 6);
+    EXPECT_EQ(applied.full_parameter("blocks.0.mlp.up.weight").size(0), 12);
+    applied.remove();
+    EXPECT_FALSE(net->blocks[0]->as<test::BlockImpl>()->mlp->has_forward_hooks());
+  });
+}
+
+}  // namespace
+}  // namespace hypershard::plan

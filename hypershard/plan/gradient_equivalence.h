@@ -1,0 +1,65 @@
+// The last word on a plan: every parameter's gradient beside that of an unsharded step.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include "hypershard/plan/apply.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace hypershard::plan {
+
+/// One parameter of the comparison.
+struct GradientRow {
+  std::string name;
+  double relative_error = 0;  ///< ||found - reference|| / ||reference||, see compare_gradients
+  double cosine = 1;          ///< 1 where both are zero
+  double reference_norm = 0;
+  double bound = 0;  ///< of the gradient's dtype
+  bool passed = false;
+  std::string note = {};  ///< what else is wrong: missing, another shape, not finite
+};
+
+/// All parameters, worst first.
+struct GradientReport {
+  std::vector<GradientRow> rows;
+  bool passed = false;
+};
+/// Writes the table: path, relative error, cosine, bound, and the verdict.
+std::string to_text(const GradientReport& report);
+
+/// Returns the relative error up to which gradients count as equal.
+///
+/// fp64 1e-10 and fp32 1e-5 leave room for sums in another order, no more. bf16 and fp16 round each
+/// product's result to 8 and 11 bits, in another grouping when sharded: bounds of 2^-5 and 2^-8.
+/// Errors: InvalidArgument for other dtypes.
+double gradient_bound(c10::ScalarType dtype);
+
+/// Gradients by name.
+using NamedGradients = std::map<std::string, at::Tensor>;
+
+/// Copies the gradients of a module's parameters; parameters without one are left out.
+NamedGradients named_gradients(const torch::nn::Module& module);
+
+/// Compares whole gradients in fp64. The error is relative to the reference's norm, or to 1e-3 of
+/// the typical norm of all (root mean square by parameter) where that is larger: a gradient that
+/// should be zero has no scale of its own.
+GradientReport compare_gradients(const NamedGradients& found, const NamedGradients& reference);
+
+/// Gathers the gradients under a plan, times `scale`, and compares them with `reference`, those of
+/// an unsharded step on the same data, under the same names.
+///
+/// Gradients must be final: reduced over data axes too (`scale` turns their sum into a mean).
+/// Collective: all ranks of the plan's mesh; each gets the same report.
+GradientReport gradient_equivalence(
+    const AppliedPlan& applied, const NamedGradients& reference, double scale = 1
+);
+
+}  // namespace hypershard::plan

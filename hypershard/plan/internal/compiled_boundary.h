@@ -1,0 +1,47 @@
+// A boundary in production: redistributions of plain tensors, compiled by shape.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "hypershard/comm/world.h"
+#include "hypershard/dtensor/redistribute.h"
+#include "hypershard/plan/resolved_plan.h"
+
+namespace hypershard::plan::internal {
+
+/// Runs one resolved boundary.
+///
+/// The shape that was resolved is compiled at once; others (a last batch, evaluation) when they
+/// come, and the few newest are kept. A shape that is not the resolved one counts as an even cut.
+class CompiledBoundary {
+ public:
+  /// Collective: all ranks of the mesh. `boundary` must outlive it.
+  CompiledBoundary(
+      const ResolvedBoundary& boundary, std::shared_ptr<const comm::ProcessMesh> mesh
+  );
+  /// Returns what the program goes on with. Collective, in backward too.
+  at::Tensor cross(const at::Tensor& arriving);
+  const ResolvedBoundary& boundary() const { return boundary_; }
+  std::size_t num_compiled() const { return compiled_.size(); }
+
+ private:
+  struct Compiled {
+    std::vector<std::int64_t> local;
+    dtensor::Redistribution run;
+  };
+  static constexpr std::size_t kKept = 8;
+
+  const dtensor::Redistribution& for_shape(at::IntArrayRef local);
+  Compiled compile(std::vector<std::int64_t> local, std::vector<std::int64_t> global) const;
+
+  const ResolvedBoundary& boundary_;
+  std::shared_ptr<const comm::ProcessMesh> mesh_;
+  std::deque<Compiled> compiled_;  // newest first, but for the resolved one, which stays in front
+};
+
+}  // namespace hypershard::plan::internal

@@ -1,0 +1,27 @@
+// Words for what the reverse pass finds; shared by resolving and validation.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "hypershard/layout/mesh.h"
+#include "hypershard/plan/gradient_layouts.h"
+#include "hypershard/plan/layout_error.h"
+#include "hypershard/plan/tracker.h"
+
+namespace hypershard::plan::internal {
+
+/// Describes a conflict by both uses of the value.
+LayoutFault conflict_fault(
+    const LayoutTracker& tracker, const Tape& tape, const GradientConflict& conflict
+);
+
+/// Lists what is wrong with differentiating `outputs`: a result that is Partial(avg|max|min) on an
+/// axis that is no data axis, whose gradient would come out too large.
+std::vector<LayoutFault> seed_faults(
+    const LayoutTracker& tracker,
+    const std::vector<layout::TensorSpec>& outputs,
+    const std::vector<std::string>& data_axes
+);
+
+}  // namespace hypershard::plan::internal

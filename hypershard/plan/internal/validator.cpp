@@ -1,0 +1,422 @@
+// Operators, modules and boundaries. Gradients are in validator_gradients.cpp.
+#include "hypershard/plan/internal/validator.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/nn/module.h>
+
+#include "hypershard/core/error.h"
+#include "hypershard/layout/sharding.h"
+#include "hypershard/plan/internal/global_shape.h"
+
+namespace hypershard::plan::internal {
+
+using layout::Layout;
+using layout::Placement;
+using layout::TensorSpec;
+
+namespace {
+
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+std::string result_name(std::size_t index, const std::string& of) {
+  return concat_text("result ", index, " of ", of);
+}
+
+std::vector<std::int64_t> dtypes(c10::ArrayRef<at::Tensor> tensors) {
+  std::vector<std::int64_t> facts;
+  for (const at::Tensor& tensor : tensors) {
+    facts.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
+  }
+  return facts;
+}
+
+// The generator that a random operator draws from; none if it draws nothing.
+std::optional<at::Generator> generator_of(const SeenOperator& seen) {
+  std::optional<at::Generator> generator;
+  const auto& schema = seen.op.schema().arguments();
+  for (std::size_t i = 0; i < seen.arguments.size(); ++i) {
+    const c10::IValue& value = seen.arguments[i];
+    if (value.isGenerator()) {
+      generator = value.toGenerator();
+    }
+    const bool is_off = (schema[i].name() == "train" && value.isBool() && !value.toBool()) ||
+                        ((schema[i].name() == "p" || schema[i].name() == "dropout_p") &&
+                         value.isDouble() && value.toDouble() == 0.0);
+    if (is_off) {
+      return std::nullopt;
+    }
+  }
+  return generator.has_value() ? generator : at::detail::getDefaultCPUGenerator();
+}
+
+constexpr const char* kReplicateFix =
+    "something before it differs between these ranks: their parameters, inputs, random numbers, or "
+    "a reduction that is missing; validate with level `operators` to find the operator";
+
+}  // namespace
+
+Validator::Validator(const AppliedPlan& applied, const ValidationOptions& options)
+    : applied_(applied),
+      options_(options),
+      plan_(applied_.resolved()),
+      mesh_(applied_.mesh()->mesh()),
+      everyone_(validation_ranks(*applied_.mesh())),
+      tracker_(mesh_, applied_.mesh()->rank(), *this),
+      agreement_(everyone_, mesh_),
+      collectives_(*applied_.mesh(), plan_) {
+  for (const ResolvedBoundary& boundary : plan_.boundaries) {
+    if (boundary.crossings > 0 && boundary.is_identity()) {
+      identities_[module_text(boundary.site.module)].push_back(&boundary);
+    }
+  }
+}
+
+void Validator::begin(torch::nn::Module& model) {
+  tracker_.begin_forward();
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : model.named_parameters()) {
+    tensors.emplace(item.key(), item.value());
+  }
+  for (const auto& item : model.named_buffers()) {
+    tensors.emplace(item.key(), item.value());
+  }
+  for (const ResolvedParameter& parameter : plan_.parameters) {
+    const auto found = tensors.find(parameter.name);
+    HS_CHECK(
+        found != tensors.end(),
+        "plan: the model to validate has no parameter '",
+        parameter.name,
+        "', which the plan was applied to",
+        HS_HINT("validate the model that the plan was applied to")
+    );
+    parameters_.emplace_back(&parameter, found->second);
+    tracker_.set_spec(found->second, parameter.spec, parameter.name);
+  }
+  give_gradients_layouts();
+  compare_parameters();
+  meet("start of validation");
+}
+
+void Validator::compare_parameters() {
+  for (const auto& [parameter, tensor] : parameters_) {
+    compare(
+        tensor,
+        parameter->spec.layout,
+        concat_text(parameter->is_buffer ? "buffer " : "parameter ", parameter->name),
+        "give it the same initial values on all ranks (the same seed), and let every rank's "
+        "optimizer make the same step",
+        /*include_data_axes=*/!parameter->is_buffer  // running statistics are of the rank's data
+    );
+  }
+}
+
+void Validator::set_layout(
+    const at::Tensor& tensor, const Layout& layout, const std::string& name
+) {
+  const TrackingPause pause;
+  const auto shape = global_shape(tensor.sizes(), layout, *applied_.mesh(), *everyone_);
+  tracker_.set_spec(tensor, {shape, layout}, name);
+  compare(tensor, layout, name, "give these ranks the same data");
+}
+
+void Validator::finish() {
+  meet("end of validation");
+}
+
+ValidationCounts Validator::counts() const {
+  ValidationCounts counts = counts_;
+  counts.meetings = agreement_.num_meetings();
+  counts.values = agreement_.num_values();
+  counts.table_size = tracker_.table_size();
+  counts.pending = agreement_.num_pending();
+  return counts;
+}
+
+void Validator::on_fault(const LayoutFault& fault) {
+  agreement_.fail(fault);
+}
+
+void Validator::meet(const std::string& place) {
+  const TrackingPause pause;
+  const std::string stray = collectives_.unannounced();
+  if (!stray.empty() && !options_.allow_own_collectives) {
+    agreement_.fail(
+        {.module = tracker_.module(),
+         .subject = "before " + place,
+         .operands = {},
+         .what = "a collective ran that the plan does not know: " + stray,
+         .fix = "let the plan's boundaries communicate and remove it (a second reduction makes "
+                "values too large), or make it part of an operator with a rule of its own"}
+    );
+  }
+  agreement_.add_event({.name = place, .module = tracker_.module()});
+  agreement_.meet();
+  collectives_.settle();
+}
+
+void Validator::compare(
+    const at::Tensor& tensor,
+    const Layout& layout,
+    std::string what,
+    std::string fix,
+    bool include_data_axes
+) {
+  if (!tensor.defined() || tensor.is_meta()) {
+    return;
+  }
+  AgreedValue value{.what = std::move(what), .module = tracker_.module(), .fix = std::move(fix)};
+  bool any = false;
+  for (std::size_t axis = 0; axis < layout.placements.size(); ++axis) {
+    const bool is_equal = layout.placements[axis].kind == Placement::Kind::kReplicate &&
+                          mesh_.axes()[axis].size > 1 &&
+                          (include_data_axes || !is_data_axis(axis));
+    value.axes.push_back(is_equal ? Along::kEqual : Along::kFree);
+    any = any || is_equal;
+  }
+  if (any) {
+    const TrackingPause pause;
+    value.hash = fingerprint(tensor);
+    agreement_.add_value(std::move(value));
+  }
+}
+
+void Validator::before_operator(const SeenOperator& seen) {
+  ++counts_.operators;
+  agreement_.add_event(
+      {.name = seen.name,
+       .module = tracker_.module(),
+       .specs = seen.specs.vec(),
+       .facts = dtypes(seen.operands)}
+  );
+  if (seen.verdict.is_random && options_.check_random) {
+    check_random(seen);
+  }
+}
+
+void Validator::check_random(const SeenOperator& seen) {
+  auto generator = generator_of(seen);
+  if (!generator.has_value() || seen.verdict.outputs.empty()) {
+    return;
+  }
+  const TrackingPause pause;
+  AgreedValue value{
+      .what = "the random state of " + seen.name,
+      .module = tracker_.module(),
+      .fix = "seed the generator alike on ranks along axes on which the tensor is Replicate, and "
+             "differently along axes on which it is cut"
+  };
+  for (const Placement& placement : seen.verdict.outputs.front().layout.placements) {
+    value.axes.push_back(
+        placement.kind == Placement::Kind::kReplicate ? Along::kEqual
+        : placement.kind == Placement::Kind::kShard   ? Along::kDiffer
+                                                      : Along::kFree
+    );
+  }
+  {
+    const std::lock_guard<std::mutex> lock(generator->mutex());
+    value.hash = fingerprint(generator->get_state());
+  }
+  agreement_.add_value(std::move(value));
+}
+
+void Validator::after_operator(const SeenOperator& seen, c10::ArrayRef<at::Tensor> results) {
+  // An operator with a rule may communicate inside.
+  collectives_.settle();
+  if (options_.level != ValidationLevel::kOperators) {
+    return;
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    compare(
+        results[i],
+        seen.verdict.outputs[i].layout,
+        result_name(i, seen.name),
+        "its operands were alike: the operator itself depends on the rank or draws random numbers"
+    );
+  }
+  meet(seen.name);
+}
+
+void Validator::before_backward_operator(
+    const std::string& name, c10::ArrayRef<at::Tensor> operands, const std::string& origin
+) {
+  ++counts_.backward_operators;
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (graph_task_ == -1) {
+    graph_task_ = task;
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { end_backward(); });
+  }
+  agreement_.add_event(
+      {.name = name + " (backward)", .module = origin, .specs = {}, .facts = dtypes(operands)}
+  );
+}
+
+void Validator::on_assumed(const at::Tensor& tensor, const std::string& used_by) {
+  compare(
+      tensor,
+      layout::replicated_layout(mesh_),
+      concat_text(
+          "a ", tensor.toString(), " of shape ", tensor.sizes(), " from outside, read by ", used_by
+      ),
+      "nobody said how it lies, so it counts as Replicate: say it with "
+      "ValidationGuard::set_layout, or pass it as an argument of the model"
+  );
+}
+
+void Validator::enter_module(const std::string& path, c10::ArrayRef<at::Tensor> inputs) {
+  if (in_backward()) {
+    return;
+  }
+  if (tracker_.module_depth() == 1) {
+    begin_root(inputs);
+  }
+  check_identities(path, RuleKind::kInput, inputs);
+}
+
+void Validator::leave_module(const std::string& path, c10::ArrayRef<at::Tensor> outputs) {
+  if (in_backward()) {
+    return;
+  }
+  check_identities(path, RuleKind::kOutput, outputs);
+  if (options_.level != ValidationLevel::kBoundaries) {
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const auto spec = tracker_.spec_of(outputs[i]);
+      if (spec.has_value()) {
+        compare(outputs[i], spec->layout, result_name(i, path), kReplicateFix);
+      }
+    }
+    meet("results of " + path);
+  }
+  if (tracker_.module_depth() == 1) {
+    end_root(outputs);
+  }
+}
+
+void Validator::begin_root(c10::ArrayRef<at::Tensor> inputs) {
+  if (!in_root_) {
+    in_root_ = true;
+    ++counts_.forwards;
+    tracker_.begin_forward();
+    crossings_.clear();
+    outputs_.clear();
+    compare_parameters();
+  }
+  for (std::size_t i = 0; i < inputs.size() && i < plan_.inputs.size(); ++i) {
+    const bool is_new = inputs[i].defined() && !tracker_.spec_of(inputs[i]).has_value();
+    if (is_new && plan_.inputs[i].has_value()) {
+      set_layout(inputs[i], *plan_.inputs[i], concat_text("input ", i, " of the model"));
+    }
+  }
+}
+
+void Validator::check_identities(
+    const std::string& path, RuleKind kind, c10::ArrayRef<at::Tensor> tensors
+) {
+  const auto found = identities_.find(path);
+  if (found == identities_.end()) {
+    return;
+  }
+  for (const ResolvedBoundary* boundary : found->second) {
+    const auto index = static_cast<std::size_t>(boundary->site.index);
+    if (boundary->site.kind != kind || index >= tensors.size() || !tensors[index].defined()) {
+      continue;
+    }
+    const TensorSpec spec = tracker_.spec_or_assume(tensors[index], to_text(boundary->site));
+    if (!(spec.layout == boundary->forward.arriving)) {
+      agreement_.fail(fault_at(boundary->site, tensors[index], spec));
+    }
+  }
+}
+
+LayoutFault Validator::fault_at(
+    const BoundarySite& site, const at::Tensor& tensor, const TensorSpec& spec
+) const {
+  const ResolvedBoundary* boundary = nullptr;
+  for (const ResolvedBoundary& each : plan_.boundaries) {
+    if (to_text(each.site) == to_text(site)) {
+      boundary = &each;
+    }
+  }
+  return {
+      .module = module_text(site.module),
+      .subject = to_text(site),
+      .operands = {operand_text(spec, tensor.sizes().vec(), mesh_)},
+      .what = concat_text(
+          "{",
+          layout::to_text(spec.layout, mesh_),
+          "} arrives, but the boundary was resolved for {",
+          layout::to_text(boundary->forward.arriving, mesh_),
+          "} and would do the wrong thing"
+      ),
+      .fix = "resolve the plan with inputs as the model gets them, and let the model take the same "
+             "way in every forward"
+  };
+}
+
+int Validator::number_of(const ResolvedBoundary& boundary) const {
+  return static_cast<int>(&boundary - plan_.boundaries.data());
+}
+
+void Validator::before_boundary(const ResolvedBoundary& boundary, const at::Tensor& arriving) {
+  const BoundarySite& site = boundary.site;
+  if (in_backward()) {
+    meet(to_text(site) + " (recomputed)");
+    return;
+  }
+  ++counts_.boundaries;
+  if (site.module.empty() && site.kind == RuleKind::kInput && !in_root_) {
+    begin_root({});
+    const auto index = static_cast<std::size_t>(site.index);
+    if (!tracker_.spec_of(arriving).has_value() && plan_.inputs.at(index).has_value()) {
+      set_layout(arriving, *plan_.inputs[index], to_text(site));
+    }
+  }
+  const TensorSpec spec = tracker_.spec_or_assume(arriving, to_text(site));
+  if (!(spec.layout == boundary.forward.arriving)) {
+    agreement_.fail(fault_at(site, arriving, spec));
+  }
+  compare(arriving, spec.layout, "what arrives at " + to_text(site), kReplicateFix);
+  meet(to_text(site));
+}
+
+void Validator::after_boundary(
+    const ResolvedBoundary& boundary, const at::Tensor& arriving, const at::Tensor& result
+) {
+  if (in_backward()) {
+    return;
+  }
+  const TensorSpec spec{
+      tracker_.spec_or_assume(arriving, to_text(boundary.site)).shape, boundary.forward.leaving
+  };
+  TapeOperator op{.name = to_text(boundary.site)};
+  op.boundary = number_of(boundary);
+  for (const auto& placement : boundary.site.wanted) {
+    op.is_named.push_back(placement.has_value() ? 1 : 0);
+  }
+  tracker_.record_boundary(arriving, result, spec, std::move(op), arriving.requires_grad());
+  crossings_[static_cast<int>(tracker_.tape().ops().size()) - 1] = number_of(boundary);
+  compare(
+      result,
+      spec.layout,
+      "what leaves " + to_text(boundary.site),
+      "the boundary's collectives gave these ranks different results: other hooks or another "
+      "program on some rank"
+  );
+}
+
+bool Validator::is_data_axis(std::size_t axis) const {
+  const auto& data = plan_.data_axes;
+  return std::find(data.begin(), data.end(), mesh_.axes()[axis].name) != data.end();
+}
+
+}  // namespace hypershard::plan::internal

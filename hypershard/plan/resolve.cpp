@@ -1,0 +1,334 @@
+// See resolve.h. The tape of the one run gives the gradients of every boundary and parameter.
+#include "hypershard/plan/resolve.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include "hypershard/core/error.h"
+#include "hypershard/layout/sharding.h"
+#include "hypershard/plan/gradient_layouts.h"
+#include "hypershard/plan/internal/gradient_faults.h"
+#include "hypershard/plan/internal/local_shapes.h"
+#include "hypershard/plan/internal/site_hooks.h"
+#include "hypershard/plan/tracker.h"
+
+namespace hypershard::plan {
+
+using layout::Layout;
+using layout::Placement;
+using layout::TensorSpec;
+
+namespace {
+
+Layout wanted_layout(const Layout& arriving, const BoundarySite& site) {
+  Layout wanted = arriving;
+  for (std::size_t axis = 0; axis < site.wanted.size(); ++axis) {
+    if (site.wanted[axis].has_value()) {
+      wanted.placements[axis] = *site.wanted[axis];
+    }
+  }
+  if (wanted.placements != arriving.placements) {
+    wanted.cut_order.clear();
+  }
+  return wanted;
+}
+
+class Resolver final : public TrackerObserver {
+ public:
+  Resolver(
+      torch::nn::Module& model,
+      const ShardingPlan& plan,
+      const layout::DeviceMesh& mesh,
+      int rank,
+      const ResolveOptions& options
+  )
+      : model_(model),
+        mesh_(mesh),
+        rank_(rank),
+        options_(options),
+        matched_(match_plan(plan, model, mesh)),
+        tracker_(mesh, rank, *this) {
+    for (const std::string& axis : options.data_axes) {
+      mesh.axis_index(axis);  // throws for an unknown one
+    }
+    result_.data_axes = options.data_axes;
+    for (const BoundarySite& site : matched_.sites) {
+      result_.boundaries.push_back({.site = site});
+    }
+    crossings_.resize(matched_.sites.size());
+  }
+
+  ResolvedPlan run(const std::vector<PlannedInput>& inputs, const ForwardRun& forward) {
+    const internal::LocalShapes local(matched_.parameters, mesh_, rank_);
+    std::vector<std::pair<int, BoundarySite>> sites;
+    for (std::size_t i = 0; i < matched_.sites.size(); ++i) {
+      sites.emplace_back(static_cast<int>(i), matched_.sites[i]);
+    }
+    const internal::SiteHooks hooks(model_, sites, [this](int site, at::Tensor& tensor) {
+      cross(static_cast<std::size_t>(site), tensor);
+    });
+    const TrackingGuard guard(tracker_, model_);
+    const at::AutoGradMode with_grad(true);
+    tracker_.begin_forward();
+    for (const MatchedParameter& parameter : matched_.parameters) {
+      tracker_.set_spec(parameter.tensor, parameter.spec, parameter.name);
+      values_.push_back(tracker_.value_of(parameter.tensor, parameter.name));
+    }
+    for (const PlannedInput& input : inputs) {
+      tracker_.set_spec(input.local, input.spec, input.name);
+    }
+    try {
+      settle(forward());
+    } catch (const c10::Error&) {
+      if (result_.problems.empty()) {
+        throw;
+      }
+      result_.is_complete = false;  // a consequence of the problems, which say more
+    }
+    return std::move(result_);
+  }
+
+  void enter_module(const std::string&, c10::ArrayRef<at::Tensor> inputs) override {
+    if (tracker_.module_depth() == 1) {
+      note_inputs(inputs);
+    }
+  }
+
+  void on_fault(const LayoutFault& fault) override {
+    if (options_.on_problem == OnProblem::kThrow) {
+      TrackerObserver::on_fault(fault);
+    }
+    result_.problems.push_back(fault);
+  }
+
+ private:
+  // The root's own boundaries come first and replace what its arguments were.
+  void note_inputs(c10::ArrayRef<at::Tensor> inputs) {
+    result_.inputs.resize(std::max(result_.inputs.size(), inputs.size()));
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto spec = tracker_.spec_of(inputs[i]);
+      if (!result_.inputs[i].has_value() && spec.has_value()) {
+        result_.inputs[i] = spec->layout;
+      }
+    }
+  }
+
+  void cross(std::size_t number, at::Tensor& tensor) {
+    const BoundarySite& site = matched_.sites[number];
+    ResolvedBoundary& boundary = result_.boundaries[number];
+    const std::string name = to_text(site);
+    const TensorSpec spec = tracker_.spec_or_assume(tensor, name);
+    if (site.module.empty() && site.kind == RuleKind::kInput) {
+      const auto index = static_cast<std::size_t>(site.index);
+      result_.inputs.resize(std::max(result_.inputs.size(), index + 1));
+      result_.inputs[index] = spec.layout;
+    }
+    const Layout wanted = wanted_layout(spec.layout, site);
+    check_crossing(boundary, spec, wanted, tensor);
+    if (boundary.crossings++ == 0) {
+      boundary.shape = spec.shape;
+      boundary.dtype = c10::toString(tensor.scalar_type());
+      element_bytes_[number] = static_cast<std::int64_t>(tensor.element_size());
+      boundary.forward = flow(number, spec.layout, wanted);
+    }
+    const TensorSpec result_spec{spec.shape, wanted};
+    at::Tensor result = received(tensor, result_spec);
+    TapeOperator op{.name = name};
+    op.boundary = static_cast<int>(number);
+    for (const auto& placement : site.wanted) {
+      op.is_named.push_back(placement.has_value() ? 1 : 0);
+    }
+    tracker_.record_boundary(tensor, result, result_spec, std::move(op), tensor.requires_grad());
+    crossings_[number].push_back(static_cast<int>(tracker_.tape().ops().size()) - 1);
+    tensor = std::move(result);
+  }
+
+  void check_crossing(
+      const ResolvedBoundary& boundary,
+      const TensorSpec& spec,
+      const Layout& wanted,
+      const at::Tensor& tensor
+  ) {
+    const auto fault = [&](std::string what, std::string fix) {
+      on_fault(
+          {.module = tracker_.module(),
+           .subject = to_text(boundary.site),
+           .operands = {operand_text(spec, tensor.sizes().vec(), mesh_)},
+           .what = std::move(what),
+           .fix = std::move(fix)}
+      );
+    };
+    const TensorSpec target{spec.shape, wanted};
+    try {
+      layout::check_spec(target, mesh_);
+    } catch (const InvalidArgument& error) {
+      fault(
+          concat_text("the plan wants a layout that the tensor cannot have: ", error.what_brief()),
+          concat_text("correct the rule [", boundary.site.rule, "]")
+      );
+      // Cannot go on with a layout that does not exist.
+      throw;
+    }
+    if (boundary.crossings > 0 && !(boundary.forward.arriving == spec.layout)) {
+      fault(
+          concat_text(
+              "the module runs more than once in a forward, and this time {",
+              layout::to_text(spec.layout, mesh_),
+              "} arrives instead of {",
+              layout::to_text(boundary.forward.arriving, mesh_),
+              "}"
+          ),
+          "let every caller of the module give it tensors of one layout"
+      );
+    }
+  }
+
+  BoundaryFlow flow(std::size_t number, const Layout& arriving, const Layout& leaving) const {
+    const ResolvedBoundary& boundary = result_.boundaries[number];
+    BoundaryFlow flow{.arriving = arriving, .leaving = leaving, .steps = {}};
+    flow.steps = layout::plan_redistribution(boundary.shape, arriving, leaving, mesh_);
+    for (const auto& step : flow.steps) {
+      const auto traffic = layout::step_traffic(step, boundary.shape, mesh_, rank_);
+      flow.sent_bytes += traffic.sent * element_bytes_.at(number);
+      flow.received_bytes += traffic.received * element_bytes_.at(number);
+    }
+    return flow;
+  }
+
+  // What the boundary would hand on, with zeros for values.
+  at::Tensor received(const at::Tensor& tensor, const TensorSpec& spec) const {
+    const TrackingPause pause;
+    const auto shape = layout::local_shape(spec, mesh_, rank_);
+    if (tensor.sizes() == at::IntArrayRef(shape)) {
+      return tensor.view_as(tensor);  // a tensor of its own: other uses keep the arriving layout
+    }
+    const at::Tensor zeros = at::zeros(shape, tensor.options().requires_grad(false));
+    // Not a leaf, so that the module may write to it in place.
+    return tensor.requires_grad() ? zeros.requires_grad_(true).clone() : zeros;
+  }
+
+  void settle(const std::vector<at::Tensor>& outputs) {
+    std::vector<int> seeds;
+    for (const at::Tensor& output : outputs) {
+      result_.outputs.push_back(tracker_.spec_or_assume(output, "result of the forward"));
+      const int value = tracker_.value_of(output, "result of the forward");
+      if (tracker_.tape().value(value).differentiable) {
+        seeds.push_back(value);
+      }
+    }
+    for (const auto& fault :
+         internal::seed_faults(tracker_, result_.outputs, options_.data_axes)) {
+      on_fault(fault);
+    }
+    const GradientLayouts gradients = derive_gradients(tracker_.tape(), seeds, mesh_);
+    for (const GradientConflict& conflict : gradients.conflicts) {
+      on_fault(internal::conflict_fault(tracker_, tracker_.tape(), conflict));
+    }
+    settle_boundaries(gradients);
+    settle_parameters(gradients);
+  }
+
+  void settle_boundaries(const GradientLayouts& gradients) {
+    std::map<int, const BoundaryGradient*> by_op;
+    for (const BoundaryGradient& each : gradients.boundaries) {
+      by_op[each.op] = &each;
+    }
+    for (std::size_t i = 0; i < crossings_.size(); ++i) {
+      for (const int op : crossings_[i]) {
+        const auto found = by_op.find(op);
+        if (found != by_op.end()) {
+          settle_backward(i, *found->second);
+        }
+      }
+    }
+  }
+
+  void settle_backward(std::size_t number, const BoundaryGradient& gradient) {
+    ResolvedBoundary& boundary = result_.boundaries[number];
+    if (!boundary.backward.has_value()) {
+      boundary.backward = flow(number, gradient.arriving, gradient.leaving);
+      return;
+    }
+    if (!(boundary.backward->arriving == gradient.arriving)) {
+      on_fault(
+          {.module = module_text(boundary.site.module),
+           .subject = to_text(boundary.site),
+           .operands = {},
+           .what = concat_text(
+               "the module runs more than once in a forward, and its gradients arrive as {",
+               layout::to_text(boundary.backward->arriving, mesh_),
+               "} and as {",
+               layout::to_text(gradient.arriving, mesh_),
+               "}"
+           ),
+           .fix = "state boundaries behind the module, so that each call's gradient comes alike"}
+      );
+    }
+  }
+
+  void settle_parameters(const GradientLayouts& gradients) {
+    for (std::size_t i = 0; i < matched_.parameters.size(); ++i) {
+      const MatchedParameter& matched = matched_.parameters[i];
+      ResolvedParameter parameter{
+          .name = matched.name,
+          .aliases = matched.aliases,
+          .spec = matched.spec,
+          .is_buffer = matched.is_buffer,
+          .is_trained = !matched.is_buffer && matched.tensor.requires_grad(),
+          .gradient = gradients.of_value.at(static_cast<std::size_t>(values_[i]))
+      };
+      for (std::size_t axis = 0; parameter.gradient && axis < mesh_.axes().size(); ++axis) {
+        const auto& [name, size] = mesh_.axes()[axis];
+        const auto& data = options_.data_axes;
+        const bool is_data = std::find(data.begin(), data.end(), name) != data.end();
+        if (parameter.gradient->placements[axis].kind == Placement::Kind::kPartial && size > 1) {
+          (is_data ? parameter.data_axes : parameter.reduce_axes).push_back(name);
+        }
+      }
+      result_.parameters.push_back(std::move(parameter));
+    }
+  }
+
+  torch::nn::Module& model_;
+  const layout::DeviceMesh& mesh_;
+  int rank_;
+  const ResolveOptions& options_;
+  MatchedPlan matched_;
+  LayoutTracker tracker_;
+  ResolvedPlan result_;
+  std::map<std::size_t, std::int64_t> element_bytes_;  // by site
+  std::vector<std::vector<int>> crossings_;            // by site: operators of the tape
+  std::vector<int> values_;                            // by parameter: values of the tape
+};
+
+}  // namespace
+
+TensorSpec even_spec(const at::Tensor& local, Layout layout, const layout::DeviceMesh& mesh) {
+  TensorSpec spec{local.sizes().vec(), std::move(layout)};
+  for (std::size_t axis = 0; axis < spec.layout.placements.size(); ++axis) {
+    const Placement& placement = spec.layout.placements[axis];
+    if (placement.kind == Placement::Kind::kShard) {
+      spec.shape.at(static_cast<std::size_t>(placement.dim)) *= mesh.axes().at(axis).size;
+    }
+  }
+  return spec;
+}
+
+ResolvedPlan resolve(
+    torch::nn::Module& model,
+    const ShardingPlan& plan,
+    const layout::DeviceMesh& mesh,
+    int rank,
+    const std::vector<PlannedInput>& inputs,
+    const ForwardRun& forward,
+    const ResolveOptions& options
+) {
+  return Resolver(model, plan, mesh, rank, options).run(inputs, forward);
+}
+
+}  // namespace hypershard::plan

@@ -1,0 +1,259 @@
+// The operator half of LayoutTracker: what happens around each call.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "hypershard/core/error.h"
+#include "hypershard/layout/sharding.h"
+#include "hypershard/plan/internal/tensor_facts.h"
+#include "hypershard/plan/tracker.h"
+
+namespace hypershard::plan {
+
+namespace {
+
+// Nodes of a backward that are older than this many operators lose their module.
+constexpr std::size_t kKeptOrigins = std::size_t{1} << 16;
+
+template <class F>
+void visit_value(const c10::IValue& value, const F& f) {
+  if (value.isTensor()) {
+    f(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      f(tensor);
+    }
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      f(tensor.value_or(at::Tensor()));
+    }
+  }
+}
+
+std::string name_of(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name();
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+// Numbers, flags and sizes that the program reads: no layout comes of them. Where they steer the
+// program differently on two ranks, the order of operators shows it.
+bool returns_tensors(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
+    const auto& type = *result.type();
+    return type.isSubtypeOf(*c10::TensorType::get()) ||
+           type.isSubtypeOf(*c10::ListType::ofTensors()) || type.kind() == c10::TypeKind::OptionalType;
+  });
+}
+
+bool cuts_gradient(const std::string& name) {
+  return name.starts_with("aten::detach");
+}
+
+std::vector<at::Tensor> results_on(
+    const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack
+) {
+  std::vector<at::Tensor> results;
+  const std::size_t count = op.schema().returns().size();
+  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
+    visit_value(stack[i], [&results](const at::Tensor& tensor) { results.push_back(tensor); });
+  }
+  return results;
+}
+
+}  // namespace
+
+struct LayoutTracker::Call {
+  const c10::OperatorHandle& op;
+  std::string name;
+  c10::ArrayRef<c10::IValue> arguments;
+  std::vector<at::Tensor> operands = {};
+  std::vector<layout::TensorSpec> specs = {};
+  std::vector<int> values = {};
+  dtensor::Verdict verdict = {};
+
+  SeenOperator seen() const { return {op, name, arguments, operands, specs, verdict}; }
+};
+
+void LayoutTracker::run(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) {
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    run_backward(op, stack);
+  } else if ((stack_.empty() && !at::GradMode::is_enabled()) ||
+             (!returns_tensors(op.schema()) && !op.schema().is_mutable())) {
+    op.callBoxed(stack);
+  } else {
+    run_forward(op, stack);
+  }
+}
+
+void LayoutTracker::run_backward(
+    const c10::OperatorHandle& op, std::vector<c10::IValue>* stack
+) {
+  const std::size_t count = op.schema().arguments().size();
+  std::vector<at::Tensor> operands;
+  for (std::size_t i = stack->size() - count; i < stack->size(); ++i) {
+    visit_value((*stack)[i], [&operands](const at::Tensor& tensor) {
+      if (tensor.defined()) {
+        operands.push_back(tensor);
+      }
+    });
+  }
+  // A recomputed segment has its modules' names, a backward those of the forward.
+  const std::string& origin = stack_.empty() ? backward_origin() : module();
+  observer_.before_backward_operator(name_of(op), operands, origin);
+  op.callBoxed(stack);
+}
+
+void LayoutTracker::run_forward(
+    const c10::OperatorHandle& op, std::vector<c10::IValue>* stack
+) {
+  const std::size_t count = op.schema().arguments().size();
+  Call call{
+      op, name_of(op), c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - count, count)
+  };
+  gather_operands(call);
+  call.verdict = dtensor::propagate({op, call.arguments, call.specs}, mesh_);
+  const bool is_refused = call.verdict.refusal.has_value();
+  if (is_refused) {
+    observer_.on_fault(fault_of(call, call.verdict.refusal->what, call.verdict.refusal->fix));
+  }
+  observer_.before_operator(call.seen());
+  op.callBoxed(stack);
+  origins_.push_back({at::sequence_number::peek(), current_module()});
+  if (origins_.size() > kKeptOrigins) {
+    origins_.pop_front();
+  }
+  call.arguments = {};  // consumed
+  const std::vector<at::Tensor> results = results_on(op, *stack);
+  if (!is_refused) {
+    check_results(call, results);
+  }
+  record_results(call, results, is_refused);
+  observer_.after_operator(call.seen(), results);
+}
+
+void LayoutTracker::gather_operands(Call& call) {
+  for (const c10::IValue& argument : call.arguments) {
+    visit_value(argument, [&call](const at::Tensor& tensor) {
+      if (tensor.defined()) {
+        call.operands.push_back(tensor);
+      }
+    });
+  }
+  for (const at::Tensor& tensor : call.operands) {
+    const TableEntry& entry = entry_of(tensor, call.name);
+    call.specs.push_back(entry.spec);
+    call.values.push_back(entry.value);
+  }
+}
+
+void LayoutTracker::check_results(const Call& call, c10::ArrayRef<at::Tensor> results) {
+  HS_ASSERT(
+      call.verdict.outputs.size() == results.size(),
+      "plan: the rule of ",
+      call.name,
+      " speaks of ",
+      call.verdict.outputs.size(),
+      " results, the operator returned ",
+      results.size()
+  );
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].defined()) {
+      continue;
+    }
+    const auto expected = layout::local_shape(call.verdict.outputs[i], mesh_, rank_);
+    if (results[i].sizes() != at::IntArrayRef(expected)) {
+      observer_.on_fault(fault_of(
+          call,
+          concat_text(
+              "result ",
+              i,
+              " has shape ",
+              results[i].sizes().vec(),
+              ", but as ",
+              operand_text(call.verdict.outputs[i], expected, mesh_),
+              " it should have ",
+              expected
+          ),
+          "the operator does not compute its part of the whole: compute sizes from the local "
+          "tensor (or write -1), not from the model's global sizes"
+      ));
+    }
+  }
+}
+
+std::vector<layout::TensorSpec> LayoutTracker::guess(
+    const Call& call, c10::ArrayRef<at::Tensor> results
+) const {
+  std::vector<layout::TensorSpec> specs;
+  for (const at::Tensor& result : results) {
+    layout::TensorSpec spec{{}, layout::replicated_layout(mesh_)};
+    if (result.defined()) {
+      spec.shape = result.sizes().vec();
+      for (std::size_t i = 0; i < call.operands.size(); ++i) {
+        if (call.operands[i].sizes() == result.sizes()) {
+          spec = call.specs[i];
+          break;
+        }
+      }
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+void LayoutTracker::record_results(
+    Call& call, c10::ArrayRef<at::Tensor> results, bool is_refused
+) {
+  if (is_refused) {
+    call.verdict.outputs = guess(call, results);
+  }
+  const bool flows = !cuts_gradient(call.name) &&
+                     std::any_of(call.values.begin(), call.values.end(), [this](int value) {
+                       return tape_.value(value).differentiable;
+                     });
+  std::vector<TapeValue> outputs;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const bool differentiable =
+        flows && results[i].defined() && internal::can_have_gradient(results[i]);
+    outputs.push_back({call.verdict.outputs[i], -1, differentiable, {}});
+  }
+  TapeOperator op{.name = call.name, .module = current_module(), .operands = call.values};
+  const int index = tape_.add_operator(std::move(op), std::move(outputs));
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].defined()) {
+      continue;
+    }
+    const int value = tape_.op(index).outputs[i];
+    const std::int64_t version = internal::version_of(results[i]);
+    TableEntry entry{.spec = call.verdict.outputs[i], .version = version};
+    entry.epoch = epoch_;
+    entry.value = value;
+    table_.set(results[i], std::move(entry));
+    if (call.op.schema().is_mutable()) {
+      last_write_[internal::storage_of(results[i])] = {value, version};
+    }
+  }
+}
+
+LayoutFault LayoutTracker::fault_of(const Call& call, std::string what, std::string fix) const {
+  LayoutFault fault{
+      .module = module(),
+      .subject = call.name,
+      .operands = {},
+      .what = std::move(what),
+      .fix = std::move(fix)
+  };
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    fault.operands.push_back(operand_text(call.specs[i], call.operands[i].sizes().vec(), mesh_));
+  }
+  return fault;
+}
+
+}  // namespace hypershard::plan

@@ -1,0 +1,135 @@
+// Validation of right programs: nothing is refused, nothing changes, nothing grows.
+#include "hypershard/plan/validation.h"
+
+#include <gtest/gtest.h>
+
+#include "hypershard/plan/test_ranks.h"
+
+namespace hypershard::plan {
+namespace {
+
+using layout::Layout;
+using layout::Placement;
+
+const Placement kRep = Placement::replicate();
+
+ShardingPlan sequence_parallel_plan() {
+  ShardingPlan plan;
+  plan.parameter("blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}})
+      .parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}})
+      .input("blocks.0", {{"tp", Placement::shard(0)}})
+      .input("blocks.*.mlp", {{"tp", kRep}})
+      .output("blocks.*.mlp", {{"tp", Placement::shard(0)}})
+      .input("head", {{"tp", kRep}});
+  return plan;
+}
+
+struct Case {
+  const char* name;
+  std::vector<layout::MeshAxis> axes;
+  std::function<ShardingPlan()> plan;
+  ValidationLevel level = ValidationLevel::kModules;
+};
+
+class ValidationTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ValidationTest, RightPlansPassAndNumbersStayTheSame) {
+  const Case& param = GetParam();
+  int size = 1;
+  for (const auto& axis : param.axes) {
+    size *= axis.size;
+  }
+  testing::run_ranks(size, [&](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), param.axes);
+    test::Net net(8, 13);
+    const bool has_dp = mesh->mesh().has_axis("dp");
+    Layout layout = layout::replicated_layout(mesh->mesh());
+    if (has_dp) {
+      layout.placements[0] = Placement::shard(0);
+    }
+    const at::Tensor x = test::part_of(test::formula_tensor({8, 8}, 0.3), layout, *mesh);
+    const auto forward = [&] {
+      return std::vector<at::Tensor>{net->forward(x).pow(2).mean()};
+    };
+    ResolveOptions options;
+    if (has_dp) {
+      options.data_axes = {"dp"};
+    }
+    const auto applied =
+        apply_plan(*net, param.plan(), mesh, {{x, {{8, 8}, layout}, "x"}}, forward, options);
+    const auto plain = forward().front();
+    plain.backward();
+    const auto expected = test::gradients_of(*net);
+    net->zero_grad();
+    ValidationGuard guard(*net, applied, {.level = param.level});
+    const auto found = forward().front();
+    found.backward();
+    guard.finish();
+    EXPECT_EQ(found.item<double>(), plain.item<double>());
+    for (const auto& [name, gradient] : test::gradients_of(*net)) {
+      EXPECT_TRUE(at::equal(gradient, expected.at(name))) << name;
+    }
+    const ValidationCounts counts = guard.counts();
+    EXPECT_EQ(counts.forwards, 1);
+    EXPECT_EQ(counts.backwards, 1);
+    EXPECT_GT(counts.operators, 20);
+    EXPECT_GT(counts.backward_operators, 20);
+    EXPECT_GT(counts.values, 4);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Plans,
+    ValidationTest,
+    ::testing::Values(
+        Case{"tp2", {{"tp", 2}}, test::tensor_parallel_plan},
+        Case{"tp2_boundaries", {{"tp", 2}}, test::tensor_parallel_plan,
+             ValidationLevel::kBoundaries},
+        Case{"tp2_operators", {{"tp", 2}}, test::tensor_parallel_plan,
+             ValidationLevel::kOperators},
+        Case{"tp3", {{"tp", 3}}, test::tensor_parallel_plan},
+        Case{"tp4", {{"tp", 4}}, test::tensor_parallel_plan},
+        Case{"sp2", {{"tp", 2}}, sequence_parallel_plan},
+        Case{"sp3_operators", {{"tp", 3}}, sequence_parallel_plan, ValidationLevel::kOperators},
+        Case{"dp2_tp2", {{"dp", 2}, {"tp", 2}}, test::tensor_parallel_plan},
+        Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, sequence_parallel_plan},
+        Case{"tp8", {{"tp", 8}}, test::tensor_parallel_plan}
+    ),
+    [](const auto& each) { return std::string(each.param.name); }
+);
+
+TEST(ValidationMemoryTest, FiveHundredStepsDoNotGrow) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net net(8, 12);
+    const at::Tensor first = test::formula_tensor({4, 8}, 0.3);
+    const auto applied = apply_plan(
+        *net, test::tensor_parallel_plan(), mesh, {{first, {{4, 8}, Layout{{kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(first).pow(2).mean()}; }
+    );
+    ValidationGuard guard(*net, applied);
+    std::size_t after_ten = 0;
+    for (int step = 0; step < 500; ++step) {
+      const at::Tensor x = test::formula_tensor({1 + step % 7, 8}, 0.1 * step);
+      net->forward(x).pow(2).mean().backward();
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters()) {
+        parameter.sub_(parameter.grad(), 0.01);
+        parameter.grad().zero_();
+      }
+      const ValidationCounts counts = guard.counts();
+      ASSERT_EQ(counts.pending, 0U) << step;
+      if (step == 10) {
+        after_ten = counts.table_size;
+      }
+      if (step > 10) {
+        ASSERT_LE(counts.table_size, 2 * after_ten + 256) << step;
+      }
+    }
+    EXPECT_EQ(guard.counts().forwards, 500);
+    EXPECT_EQ(guard.counts().backwards, 500);
+  });
+}
+
+}  // namespace
+}  // namespace hypershard::plan
