@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <limits>
 
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include "hypershard/core/clock.h"
+#include "hypershard/nn/linear.h"
 #include "hypershard/train/session.h"
 
 namespace hypershard::train {
@@ -19,15 +19,14 @@ GemmPeak measure_gemm_peak(
 ) {
   const c10::NoGradGuard no_grad;
   const at::Tensor left = at::ones({shape.rows, shape.inner}, dtype);
-  const at::Tensor right = at::ones({shape.inner, shape.columns}, dtype);
-  at::Tensor product = at::zeros({shape.rows, shape.columns}, dtype);
-  at::mm_out(product, left, right);  // the first call sets up threads and packs kernels
+  const at::Tensor right = at::ones({shape.columns, shape.inner}, dtype);
+  nn::linear(left, right);  // the layers' own product; the first call sets up threads and packs kernels
   ranks.barrier("train.gemm_peak")->wait();
   double best_s = std::numeric_limits<double>::infinity();
   const Stopwatch whole;
   do {
     const Stopwatch one;
-    at::mm_out(product, left, right);
+    nn::linear(left, right);
     best_s = std::min(best_s, one.elapsed_s());
   } while (whole.elapsed_s() < seconds);
   const double flops = 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.inner) *

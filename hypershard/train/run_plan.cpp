@@ -56,6 +56,7 @@ class Planner {
   ) const;
   MemoryPlan plan_memory() const;
   std::int64_t gradient_buffer_bytes() const;
+  bool uses_up_gradients(const shard::ParamGroup& group) const;
   std::int64_t unsharded_bytes() const;
 
   const RunConfig& config_;
@@ -255,6 +256,14 @@ std::int64_t Planner::unsharded_bytes() const {
   return always;
 }
 
+// Then a reduced gradient never leaves the buffer it was reduced in.
+bool Planner::uses_up_gradients(const shard::ParamGroup& group) const {
+  const bool adds_up = config_.batch.accumulation > 1 && config_.batch.sync != Sync::kLast;
+  return config_.optimizer.step_in_backward && !adds_up &&
+         group.dtypes().reduce == group.dtypes().update &&
+         group.gradient_range().numel() != group.packing().numel;
+}
+
 MemoryPlan Planner::plan_memory() const {
   MemoryPlan memory;
   const int states = config_.optimizer.kind == OptimizerKind::kAdamW ? 2
@@ -269,7 +278,8 @@ MemoryPlan Planner::plan_memory() const {
       } else {
         memory.runtime += group->runtime_range().numel() * item_bytes(group->dtypes().storage);
       }
-      memory.gradients += group->gradient_range().numel() * update_item;
+      memory.gradients +=
+          uses_up_gradients(*group) ? 0 : group->gradient_range().numel() * update_item;
       memory.update += group->update_is_runtime() ? 0 : update_bytes;
       memory.optimizer += states * update_bytes;
     }
