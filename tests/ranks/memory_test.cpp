@@ -1,6 +1,11 @@
 // Memory over many steps, as the kernel counts it: a training step keeps nothing, and touches no
 // new page once it has run a few times.
+#include <cstdint>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <sys/resource.h>
 
 #include <gtest/gtest.h>
@@ -21,6 +26,84 @@ std::int64_t minor_faults() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   return usage.ru_minflt;
+}
+
+/// Bytes of the memory behind an address that the kernel counts for this process: pages that are
+/// mapped here (each once a mapping), and pages divided by how often anybody maps them.
+struct Mapped {
+  std::int64_t resident = 0;
+  std::int64_t proportional = 0;
+};
+
+/// Adds up all mappings of the file that is mapped at `address`.
+Mapped mapped_at(const void* address) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  std::map<std::string, Mapped> by_file;
+  std::string file;
+  std::string wanted;
+  std::ifstream smaps("/proc/self/smaps");
+  for (std::string line; std::getline(smaps, line);) {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    char dash = 0;
+    std::istringstream words(line);
+    std::string permissions;
+    std::string offset;
+    std::string device;
+    std::string inode;
+    if (words >> std::hex >> begin >> dash >> end >> permissions >> offset >> device >> inode &&
+        dash == '-') {
+      file = device + " " + inode;
+      wanted = begin <= at && at < end ? file : wanted;
+    } else if (line.starts_with("Rss:")) {
+      by_file[file].resident += std::stoll(line.substr(4)) * 1024;
+    } else if (line.starts_with("Pss:")) {
+      by_file[file].proportional += std::stoll(line.substr(4)) * 1024;
+    }
+  }
+  return by_file[wanted];
+}
+
+// Three ranks have every unit whole at once, and the host one copy.
+TEST(MemoryTest, AnUnshardedUnitIsCountedOnceForTheHost) {
+  testing::run_ranks(
+      3,
+      [](const std::shared_ptr<comm::World>& world) {
+        model::Gpt model(model::GptConfig{
+            .vocab_size = 1024, .num_layers = 4, .dim = 192, .num_heads = 2, .max_sequence = 16
+        });
+        const comm::ProcessMesh mesh(
+            world, layout::DeviceMesh({{"shard", world->size()}}, world->topology())
+        );
+        shard::FullyShardOptions options;
+        options.units = {"blocks.*"};
+        options.share = shard::Share::kOn;
+        const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, options);
+        sharded.unshard("root");
+        for (int i = 0; i < 4; ++i) {
+          sharded.unshard("blocks." + std::to_string(i));
+        }
+        std::int64_t bytes = 0;
+        for (const at::Tensor& parameter : model->parameters()) {
+          EXPECT_TRUE(at::isfinite(parameter).all().item<bool>());  // reads every page
+          bytes += static_cast<std::int64_t>(parameter.nbytes());
+        }
+        const auto everyone = world->world_communicator();
+        everyone->barrier()->wait();
+        const Mapped here = mapped_at(model->embed->weight.const_data_ptr());
+        at::Tensor sums = at::empty({2}, at::kDouble);
+        sums[0] = static_cast<double>(here.proportional);
+        sums[1] = static_cast<double>(here.resident);
+        everyone->all_reduce(sums)->wait();
+        const auto whole = static_cast<double>(bytes);
+        EXPECT_GE(here.resident, bytes) << "this rank sees all of it";
+        EXPECT_GE(sums[0].item<double>(), whole);
+        EXPECT_LE(sums[0].item<double>(), 1.05 * whole) << "the host holds one copy";
+        EXPECT_GE(sums[1].item<double>(), 3 * whole) << "each rank maps one";
+        everyone->barrier()->wait();
+      },
+      {.backend = testing::RankBackend::kShm}
+  );
 }
 
 TEST(MemoryTest, AThousandStepsNeedNoMoreThanAHundred) {
