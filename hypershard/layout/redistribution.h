@@ -71,7 +71,8 @@ struct RedistributionOptions {
 /// and one or two more dimensions to scatter a reduction or a slow gather over; an all-to-all over
 /// several axes only goes to placements of `to`. Hierarchical reductions and gathers between
 /// supernodes come out of the weights. Partial axes of different kinds are reduced from the last to
-/// the first. Axes of size 1 are never acted on. An empty list: nothing to do, a rank's local
+/// the first. Uneven exchanges of more than 32 ranks are priced by a sample of
+/// them. Axes of size 1 are never acted on. An empty list: nothing to do, a rank's local
 /// tensor stays as it is. For example Partial -> Shard is one reduce-scatter, Shard(0) -> Shard(1)
 /// one all-to-all, Shard or Replicate -> Partial moves nothing. Errors: InvalidArgument as
 /// check_spec for either layout; Unsupported on more than 8 axes.

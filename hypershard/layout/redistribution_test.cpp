@@ -133,6 +133,14 @@ TEST(RedistributionTest, UnevenCutsAreCountedExactly) {
   EXPECT_EQ(step_traffic(gather[0], shape, mesh, 2), (Traffic{.sent = 8, .received = 16}));
 }
 
+TEST(RedistributionTest, TheBusiestRankMayBeAnyOne) {
+  // Rows 2 2 2 1 1 1 1, columns 2 2 1 1 1 1 1: rank 2 has many rows and keeps few columns.
+  const DeviceMesh mesh = mesh_of({7});
+  EXPECT_EQ(most_sent({10, 9}, {{kRows}}, {{kColumns}}, mesh), 16);
+  const auto step = plan_redistribution(Shape{10, 9}, {{kRows}}, {{kColumns}}, mesh)[0];
+  EXPECT_EQ(step_traffic(step, Shape{10, 9}, mesh, 0).sent, 14);
+}
+
 TEST(RedistributionTest, SlowLinksCarryLess) {
   // Axis a crosses supernodes, axis b lies inside one.
   const DeviceMesh mesh = mesh_of({2, 4}, 4);

@@ -24,6 +24,9 @@ struct Cost {
   auto operator<=>(const Cost&) const = default;
 };
 
+/// Up to so many ranks, all are asked what they send.
+constexpr std::int64_t kSmallGroup = 32;
+
 /// Prices moves by the rank that sends most.
 class Prices {
  public:
@@ -65,8 +68,8 @@ class Prices {
                      : space_.traffic(move.kind, move.axes, from, move.to, coordinates).sent;
   }
 
-  /// Looks at the first two and the last coordinate of each axis of the group: balanced cuts have
-  /// their largest and smallest pieces and their extreme overlaps there.
+  /// Looks at every rank of a small group. Of a large one at the first two and the last coordinate
+  /// of each axis, where balanced cuts have their largest and smallest pieces: exact for even cuts.
   std::int64_t busiest_from(
       const CutState& from, const CutMove& move, int axis, std::array<int, kMaxAxes>& coordinates
   ) const {
@@ -78,8 +81,9 @@ class Prices {
     }
     std::int64_t most = 0;
     const int last = space_.size(axis) - 1;
-    for (int i = 0; i <= std::min(last, 2); ++i) {
-      coordinates[static_cast<std::size_t>(axis)] = i < 2 ? i : last;
+    const bool is_small = space_.group_size(move.axes) <= kSmallGroup;
+    for (int i = 0; i <= (is_small ? last : std::min(last, 2)); ++i) {
+      coordinates[static_cast<std::size_t>(axis)] = is_small || i < 2 ? i : last;
       most = std::max(most, busiest_from(from, move, axis + 1, coordinates));
     }
     coordinates[static_cast<std::size_t>(axis)] = 0;
