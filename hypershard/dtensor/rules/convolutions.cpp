@@ -1,5 +1,9 @@
 // Convolutions: a contraction over input channels, with batch, output channels and groups free.
 // Spatial dimensions are whole: a piece would need its neighbours' borders.
+#include <algorithm>
+
+#include <ATen/core/ivalue.h>
+
 #include "hypershard/dtensor/rules/dim_building.h"
 #include "hypershard/dtensor/rules/families.h"
 #include "hypershard/dtensor/rules/spatial_size.h"

@@ -1,6 +1,8 @@
 // Views by size, and operators that stretch or repeat dimensions.
 #include <algorithm>
 
+#include <ATen/core/ivalue.h>
+
 #include "hypershard/dtensor/rules/dim_building.h"
 #include "hypershard/dtensor/rules/families.h"
 #include "hypershard/dtensor/rules/view_shape.h"

@@ -2,6 +2,7 @@
 #include "hypershard/dtensor/rules/view_shape.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "hypershard/dtensor/rules/dim_building.h"
 
@@ -176,7 +177,7 @@ class ViewShape {
     return true;
   }
 
-  bool refuse_cut(int dim, std::string why) {
+  bool refuse_cut(int dim, std::string_view why) {
     map_.refusal = Refusal{
         concat_text(
             "dimension ",

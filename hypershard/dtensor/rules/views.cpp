@@ -2,6 +2,8 @@
 // dimensions that are taken apart must be whole. All of them pass Partial operands on.
 #include <algorithm>
 
+#include <ATen/core/ivalue.h>
+
 #include "hypershard/dtensor/rules/dim_building.h"
 #include "hypershard/dtensor/rules/families.h"
 

@@ -30,7 +30,7 @@ void add_matmul(RuleCases& cases, const char* op, std::int64_t left_rank, std::i
                    }});
 }
 
-void add_einsum(RuleCases& cases, const char* equation, std::vector<std::string> operands) {
+void add_einsum(RuleCases& cases, const char* equation, const std::vector<std::string>& operands) {
   cases.push_back({"aten::einsum", [=](Draw& d) {
                      std::map<char, std::int64_t> size;
                      Tensors tensors;

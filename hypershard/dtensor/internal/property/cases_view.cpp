@@ -171,6 +171,9 @@ void add_shapes(RuleCases& cases) {
                        };
                      }});
   }
+}
+
+void add_stretches(RuleCases& cases) {
   for (const char* op : {"view_as", "reshape_as"}) {
     cases.push_back({std::string("aten::") + op, [](Draw& d) {
                        const std::int64_t rows = d.even();
@@ -229,6 +232,7 @@ void add_view_cases(RuleCases& cases) {
   add_moves(cases);
   add_parts(cases);
   add_shapes(cases);
+  add_stretches(cases);
 }
 
 }  // namespace hypershard::dtensor::property
