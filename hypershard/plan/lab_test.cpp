@@ -65,10 +65,52 @@ TEST(LabPlanTest, TiedWeightsCannotLieDifferently) {
   });
 }
 
+TEST(LabPlanTest, AccumulationEvaluationAndFrozenParametersPass) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    LabSetup setup(std::move(world), {{"tp", 2}});
+    setup.lab->layer->norm1->weight.set_requires_grad(false);
+    setup.lab->layer->mlp->up->weight.set_requires_grad(false);
+    const auto applied = setup.apply(test::lab_sequence_parallel());
+    EXPECT_TRUE(applied.resolved().find_parameter("layer.norm1.weight")->reduce_axes.empty());
+    ValidationGuard guard(*setup.lab, applied);
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor first = setup.lab->forward(setup.tokens);
+      const at::Tensor second = setup.lab->forward(setup.tokens);
+      (first + second).backward();
+      {
+        const at::NoGradGuard no_grad;
+        EXPECT_EQ(setup.lab->forward(setup.tokens).item<double>(), first.item<double>());
+      }
+      setup.lab->zero_grad();
+    }
+    guard.finish();
+    EXPECT_EQ(guard.counts().forwards, 6);
+    EXPECT_EQ(guard.counts().backwards, 2);
+  });
+}
+
+TEST(LabPlanTest, ARankThatRefusesAloneTellsTheOthers) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    LabSetup setup(std::move(world), {{"tp", 2}});
+    const auto applied = setup.apply(test::lab_tensor_parallel());
+    if (setup.mesh->rank() == 1) {
+      setup.switches->mistake = "gelu_before_reduction";
+    }
+    ValidationGuard guard(*setup.lab, applied);
+    const std::string text = thrown_by([&] { setup.lab->forward(setup.tokens); });
+    HS_EXPECT_HAS(text, "aten::gelu in layer.mlp");
+    if (setup.mesh->rank() == 0) {
+      HS_EXPECT_HAS(text, "rank 1");
+      HS_EXPECT_HAS(text, "it refused");
+    }
+  });
+}
+
 struct Case {
   const char* name;
   std::vector<layout::MeshAxis> axes;
   ShardingPlan (*plan)();
+  bool recompute = false;
   testing::RankBackend backend = testing::RankBackend::kLocal;
 };
 
@@ -84,6 +126,7 @@ TEST_P(LabEquivalenceTest, GradientsEqualTheUnshardedStepAndValidationPasses) {
       size,
       [&](std::shared_ptr<comm::World> world) {
         LabSetup setup(std::move(world), param.axes);
+        setup.switches->recompute = param.recompute;
         const auto applied = setup.apply(param.plan());
         double scale = 1;
         {
@@ -118,8 +161,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"sp2", {{"tp", 2}}, test::lab_sequence_parallel},
         Case{"dp2_tp2", {{"dp", 2}, {"tp", 2}}, test::lab_tensor_parallel},
         Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, test::lab_sequence_parallel},
-        Case{"sp2_processes", {{"tp", 2}}, test::lab_sequence_parallel, testing::RankBackend::kShm},
-        Case{"tp2_gloo", {{"tp", 2}}, test::lab_tensor_parallel, testing::RankBackend::kGloo}
+        Case{"tp2_recompute", {{"tp", 2}}, test::lab_tensor_parallel, true},
+        Case{"sp2_recompute", {{"tp", 2}}, test::lab_sequence_parallel, true},
+        Case{
+            "sp2_processes",
+            {{"tp", 2}},
+            test::lab_sequence_parallel,
+            false,
+            testing::RankBackend::kShm
+        },
+        Case{"tp2_gloo", {{"tp", 2}}, test::lab_tensor_parallel, false, testing::RankBackend::kGloo}
     ),
     [](const auto& each) { return std::string(each.param.name); }
 );

@@ -171,7 +171,7 @@ class Resolver final : public TrackerObserver {
     for (const auto& placement : site.wanted) {
       op.is_named.push_back(placement.has_value() ? 1 : 0);
     }
-    tracker_.record_boundary(tensor, result, result_spec, std::move(op), tensor.requires_grad());
+    tracker_.record_boundary(tensor, result, result_spec, std::move(op));
     crossings_[number].push_back(static_cast<int>(tracker_.tape().ops().size()) - 1);
     tensor = std::move(result);
   }

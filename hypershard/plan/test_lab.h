@@ -9,6 +9,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "hypershard/nn/recompute.h"
 #include "hypershard/plan/gradient_equivalence.h"
 #include "hypershard/plan/test_ranks.h"
 #include "hypershard/plan/validation.h"
@@ -22,6 +23,7 @@ struct LabSwitches {
   std::shared_ptr<const comm::ProcessMesh> mesh;
   at::Generator dropout = at::make_generator<at::CPUGeneratorImpl>(7);
   bool with_dropout = false;
+  bool recompute = false;
   at::Tensor last_mask;
 
   bool is(const char* name) const { return mistake == name; }
@@ -183,7 +185,12 @@ struct LabImpl : nn::Hookable<LabImpl, at::Tensor(const at::Tensor&), torch::nn:
     fill_by_formula(*this);
   }
   at::Tensor forward_impl(const at::Tensor& tokens) {
-    const at::Tensor h = norm->forward(layer->forward(embed->forward(tokens)));
+    const at::Tensor x = embed->forward(tokens);
+    const at::Tensor h = norm->forward(
+        switches->recompute
+            ? nn::recompute([this](const at::Tensor& input) { return layer->forward(input); }, x)
+            : layer->forward(x)
+    );
     at::Tensor logits = head->forward(h);
     if (switches->is("softmax_over_cut_vocab")) {
       logits = at::log_softmax(logits, -1);

@@ -119,17 +119,12 @@ void LayoutTracker::begin_forward() {
 }
 
 void LayoutTracker::record_boundary(
-    const at::Tensor& source,
-    const at::Tensor& result,
-    layout::TensorSpec spec,
-    TapeOperator op,
-    bool source_is_differentiable
+    const at::Tensor& source, const at::Tensor& result, layout::TensorSpec spec, TapeOperator op
 ) {
   op.kind = TapeKind::kBoundary;
   op.module = current_module();
   op.operands = {value_of(source, op.name)};
-  const bool differentiable =
-      source_is_differentiable && tape_.value(op.operands[0]).differentiable;
+  const bool differentiable = tape_.value(op.operands[0]).differentiable;
   const int index = tape_.add_operator(std::move(op), {{spec, -1, differentiable, {}}});
   TableEntry entry{.spec = std::move(spec), .version = internal::version_of(result)};
   entry.epoch = epoch_;

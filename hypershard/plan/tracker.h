@@ -92,11 +92,7 @@ class LayoutTracker {
   int value_of(const at::Tensor& tensor, const std::string& used_by);
   /// Records that `result` came from `source` through a boundary. `result` gets `spec`.
   void record_boundary(
-      const at::Tensor& source,
-      const at::Tensor& result,
-      layout::TensorSpec spec,
-      TapeOperator op,
-      bool source_is_differentiable
+      const at::Tensor& source, const at::Tensor& result, layout::TensorSpec spec, TapeOperator op
   );
 
   /// Module path, innermost last.

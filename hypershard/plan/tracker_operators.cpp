@@ -57,8 +57,10 @@ bool makes_fresh_memory(const std::string& name) {
   return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
 }
 
+// Without grad mode (in the body of a custom function, in a recomputed segment) detaching says
+// nothing: what comes out of there learns later whether it takes a gradient.
 bool cuts_gradient(const std::string& name) {
-  return name.starts_with("aten::detach");
+  return name.starts_with("aten::detach") && at::GradMode::is_enabled();
 }
 
 std::vector<at::Tensor> results_on(

@@ -93,7 +93,7 @@ void Validator::after_boundary(
   for (const auto& placement : boundary.site.wanted) {
     op.is_named.push_back(placement.has_value() ? 1 : 0);
   }
-  tracker_.record_boundary(arriving, result, spec, std::move(op), arriving.requires_grad());
+  tracker_.record_boundary(arriving, result, spec, std::move(op));
   crossings_[static_cast<int>(tracker_.tape().ops().size()) - 1] = number_of(boundary);
   compare(
       result,
