@@ -55,6 +55,9 @@ inline void fill_by_formula(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   double phase = 0.1;
   for (auto& item : module.named_parameters()) {
+    if (item.value().is_meta()) {
+      continue;
+    }
     const auto values = at::arange(item.value().numel(), at::kDouble).mul(0.7).add(phase).sin();
     item.value().copy_(values.mul(0.3).view(item.value().sizes()));
     phase += 1.3;
@@ -96,9 +99,7 @@ struct MlpImpl : nn::Hookable<MlpImpl, at::Tensor(const at::Tensor&), torch::nn:
     register_module("up", up);
     register_module("down", down);
   }
-  at::Tensor forward_impl(const at::Tensor& x) {
-    return down->forward(at::gelu(up->forward(x)));
-  }
+  at::Tensor forward_impl(const at::Tensor& x) { return down->forward(at::gelu(up->forward(x))); }
   Dense up;
   Dense down;
 };
