@@ -21,6 +21,7 @@
 #include "hypershard/nn/hooks.h"
 #include "hypershard/nn/rms_norm.h"
 #include "hypershard/shard/fully_shard.h"
+#include "hypershard/train/process_memory.h"
 
 namespace hypershard::bench {
 namespace {
@@ -77,6 +78,7 @@ nlohmann::ordered_json a_unit(const std::vector<double>& sorted, double base_us)
 }
 
 int run(int steps) {
+  train::keep_freed_memory();
   at::set_num_threads(1);
   const auto world = comm::World::join();
   {
