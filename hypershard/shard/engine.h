@@ -53,7 +53,9 @@ struct UnitSpec {
 /// NOTE [write window]: update parameters may be written from the end of a reducing backward (or of
 /// a forward without gradients, or sync_runtime) until the next root forward. Both edges are
 /// rendezvous of the ranks that share the runtime buffer: nobody writes while a peer may read,
-/// nobody reads before every owner has published.
+/// nobody reads before every owner has published. `update_in_backward` writes earlier, a unit at a
+/// time: once a unit's reduction has ended every rank has posted it, and what posts is not read
+/// again before the next root forward.
 ///
 /// Life cycle: constructed collectively; events come from one thread; an exception from an event
 /// leaves the iteration, which the next root forward starts afresh. Threads: one, the rank's.
