@@ -54,8 +54,8 @@ std::string found_text(const toml::node& node) {
   }
 }
 
-/// Returns the rows of a table in the order of the file, since the parser sorts them by key; nothing
-/// if the node is no table or `read` returns nothing for a value.
+/// Returns the rows of a table in the order of the file, since the parser sorts them by key;
+/// nothing if the node is no table or `read` returns nothing for a value.
 template <class T, class Read>
 std::optional<PatternTable<T>> rows_in_order(const toml::node& node, const Read& read) {
   const toml::table* table = node.as_table();
@@ -356,9 +356,9 @@ OverrideTarget find_target(const SchemaState& schema, const std::string& path) {
     return {.entry = entry, .pattern = ""};
   }
   for (const ConfigEntry& entry : schema.entries) {
-    const bool is_table =
-        entry.kind == ConfigKind::kStringTable || entry.kind == ConfigKind::kRealTable ||
-        entry.kind == ConfigKind::kWordsTable;
+    const bool is_table = entry.kind == ConfigKind::kStringTable ||
+                          entry.kind == ConfigKind::kRealTable ||
+                          entry.kind == ConfigKind::kWordsTable;
     const std::string prefix = entry.path() + ".";
     if (is_table && path.starts_with(prefix) && path.size() > prefix.size()) {
       const std::string pattern = path.substr(prefix.size());

@@ -174,8 +174,8 @@ void AppliedPlan::State::install_reductions() {
     }
     const at::Tensor& tensor = tensors.at(parameter.name);
     const auto ranks = mesh->axes(parameter.reduce_axes);
-    const auto position = tensor.register_hook(
-        [ranks, &parameter](const at::Tensor& gradient) -> at::Tensor {
+    const auto position =
+        tensor.register_hook([ranks, &parameter](const at::Tensor& gradient) -> at::Tensor {
           const TrackingPause pause;
           if (thread_observer != nullptr) {
             thread_observer->before_reduction(parameter, gradient);
@@ -184,8 +184,7 @@ void AppliedPlan::State::install_reductions() {
           at::Tensor sum = gradient.clone(at::MemoryFormat::Contiguous);
           ranks->all_reduce(sum, comm::ReduceOp::kSum, parameter.name)->wait();
           return sum;
-        }
-    );
+        });
     gradient_hooks.emplace_back(tensor, position);
   }
 }

@@ -41,9 +41,7 @@ class BoundaryObserver {
   /// Called in backward with the gradient as it arrives at the boundary.
   virtual void before_gradient(const ResolvedBoundary& boundary, const at::Tensor& gradient) = 0;
   /// Called before a parameter's gradient is reduced.
-  virtual void before_reduction(
-      const ResolvedParameter& parameter, const at::Tensor& gradient
-  ) = 0;
+  virtual void before_reduction(const ResolvedParameter& parameter, const at::Tensor& gradient) = 0;
 };
 
 /// Sets the calling thread's observer of boundaries, null for none; returns the one before.
@@ -61,14 +59,13 @@ class AppliedPlan {
   /// Takes all hooks away. No error if done before.
   void remove();
 
-  /// Returns a parameter's full value (`gradient` false) or full gradient, undefined if it has none.
-  /// Collective: all ranks of the mesh. Errors: InvalidArgument for an unknown name.
+  /// Returns a parameter's full value (`gradient` false) or full gradient, undefined if it has
+  /// none. Collective: all ranks of the mesh. Errors: InvalidArgument for an unknown name.
   at::Tensor full_parameter(const std::string& name, bool gradient = false) const;
 
  private:
-  friend AppliedPlan apply_plan(
-      torch::nn::Module&, ResolvedPlan, std::shared_ptr<const comm::ProcessMesh>, const ApplyOptions&
-  );
+  friend AppliedPlan
+  apply_plan(torch::nn::Module&, ResolvedPlan, std::shared_ptr<const comm::ProcessMesh>, const ApplyOptions&);
   struct State;
   std::shared_ptr<State> state_;
 };

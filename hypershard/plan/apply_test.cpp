@@ -57,7 +57,10 @@ TEST_P(ApplyPlanTest, LossAndGradientsEqualThePlainModels) {
     const at::Tensor x = test::part_of(whole, layout, *mesh);
     const auto loss = [](const at::Tensor& y) { return y.pow(2).mean(); };
     const auto applied = apply_plan(
-        *net, param.plan(), mesh, {{x, {whole.sizes().vec(), layout}, "x"}},
+        *net,
+        param.plan(),
+        mesh,
+        {{x, {whole.sizes().vec(), layout}, "x"}},
         [&] { return std::vector<at::Tensor>{loss(net->forward(x))}; },
         {.data_axes = has_dp ? std::vector<std::string>{"dp"} : std::vector<std::string>{}}
     );
@@ -101,14 +104,15 @@ class Profile {
  public:
   Profile() {
     handle_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback([](const at::RecordFunction& fn
-                                   ) -> std::unique_ptr<at::ObserverContext> {
-          const std::string name = fn.name();
-          if (!name.starts_with("autograd::engine::")) {  // nodes, not operators
-            names().push_back(name);
-          }
-          return nullptr;
-        }).scopes({at::RecordScope::FUNCTION})
+        at::RecordFunctionCallback(
+            [](const at::RecordFunction& fn) -> std::unique_ptr<at::ObserverContext> {
+              const std::string name = fn.name();
+              if (!name.starts_with("autograd::engine::")) {  // nodes, not operators
+                names().push_back(name);
+              }
+              return nullptr;
+            }
+        ).scopes({at::RecordScope::FUNCTION})
     );
     names().clear();
   }
@@ -145,9 +149,7 @@ TEST(ApplyPlanProfileTest, AStepHasThePlainOperatorsAndTheBoundariesOnly) {
     const auto expected = step_profile(plain, x);
     ShardingPlan none;
     none.parameter("**", {{"tp", kRep}}).input("blocks.*", {{"tp", kRep}});
-    const auto forward = [&] {
-      return std::vector<at::Tensor>{net->forward(x).pow(2).mean()};
-    };
+    const auto forward = [&] { return std::vector<at::Tensor>{net->forward(x).pow(2).mean()}; };
     const PlannedInput input{x, {{4, 8}, Layout{{kRep}}}, "x"};
     // A plan of which nothing has to be done leaves no hook and no operator.
     auto nothing = apply_plan(*net, none, mesh, {input}, forward);
@@ -198,17 +200,20 @@ TEST(ApplyPlanUsageTest, ProblemsAndStrangeModelsAreRefused) {
     plan.output("blocks.0", {{"tp", Placement::partial()}});
     const PlannedInput input{x, {{4, 8}, Layout{{kRep}}}, "x"};
     const auto forward = [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; };
-    const auto wrong =
-        resolve(*net, plan, mesh->mesh(), mesh->rank(), {input}, forward,
-                {.on_problem = OnProblem::kCollect});
+    const auto wrong = resolve(
+        *net,
+        plan,
+        mesh->mesh(),
+        mesh->rank(),
+        {input},
+        forward,
+        {.on_problem = OnProblem::kCollect}
+    );
     HS_EXPECT_HAS(thrown_by([&] { apply_plan(*net, wrong, mesh); }), "problems, the first: plan:");
-    const auto right = resolve(
-        *net, test::tensor_parallel_plan(), mesh->mesh(), mesh->rank(), {input}, forward
-    );
+    const auto right =
+        resolve(*net, test::tensor_parallel_plan(), mesh->mesh(), mesh->rank(), {input}, forward);
     test::Net other(8, 16);
-    HS_EXPECT_HAS(
-        thrown_by([&] { apply_plan(*other, right, mesh); }), "the plan was resolved for"
-    );
+    HS_EXPECT_HAS(thrown_by([&] { apply_plan(*other, right, mesh); }), "the plan was resolved for");
     test::Block block(8, 12);
     HS_EXPECT_HAS(
         thrown_by([&] { apply_plan(*block, right, mesh); }), "the model has no parameter"
@@ -223,7 +228,10 @@ TEST(ApplyPlanUsageTest, OtherBatchSizesAreCompiledWhenTheyComeAndForgotten) {
     test::Net net(8, 12);
     const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
     const auto applied = apply_plan(
-        *net, test::tensor_parallel_plan(), mesh, {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+        *net,
+        test::tensor_parallel_plan(),
+        mesh,
+        {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
         [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
     );
     for (std::int64_t rows = 1; rows <= 40; ++rows) {
@@ -241,7 +249,10 @@ TEST(ApplyPlanUsageTest, RemovedPlansLeaveNoHooks) {
     test::Net net(8, 12);
     const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
     auto applied = apply_plan(
-        *net, test::tensor_parallel_plan(), mesh, {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+        *net,
+        test::tensor_parallel_plan(),
+        mesh,
+        {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
         [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
     );
     EXPECT_TRUE(net->blocks[0]->as<test::BlockImpl>()->mlp->has_forward_hooks());

@@ -163,10 +163,9 @@ std::string to_text(const GradientReport& report) {
     text += (row.passed ? "" : "  FAILED") + (row.note.empty() ? "" : "  " + row.note) + "\n";
     num_failed += row.passed ? 0 : 1;
   }
-  return text + (report.passed ? concat_text("all ", report.rows.size(), " gradients are equal\n")
-                               : concat_text(
-                                     num_failed, " of ", report.rows.size(), " gradients differ\n"
-                                 ));
+  return text + (report.passed
+                     ? concat_text("all ", report.rows.size(), " gradients are equal\n")
+                     : concat_text(num_failed, " of ", report.rows.size(), " gradients differ\n"));
 }
 
 }  // namespace hypershard::plan

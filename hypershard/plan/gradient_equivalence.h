@@ -58,6 +58,7 @@ GradientReport compare_gradients(const NamedGradients& found, const NamedGradien
 ///
 /// Gradients must be final: reduced over data axes too (`scale` turns their sum into a mean).
 /// Collective: all ranks of the plan's mesh; each gets the same report.
+/// Errors: InvalidArgument for a name that the plan does not have; CommError.
 GradientReport gradient_equivalence(
     const AppliedPlan& applied, const NamedGradients& reference, double scale = 1
 );

@@ -1,9 +1,9 @@
 // The table of gradients: order, bounds, verdict.
 #include "hypershard/plan/gradient_equivalence.h"
 
-#include <gtest/gtest.h>
-
 #include <limits>
+
+#include <gtest/gtest.h>
 
 #include "hypershard/plan/test_ranks.h"
 
@@ -70,12 +70,13 @@ TEST(GradientEquivalenceTest, PlansAreComparedOverRanks) {
     test::Net reference(8, 12);
     test::Net net(8, 12);
     const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
-    const auto forward = [&] {
-      return std::vector<at::Tensor>{net->forward(x).pow(2).mean()};
-    };
+    const auto forward = [&] { return std::vector<at::Tensor>{net->forward(x).pow(2).mean()}; };
     const auto applied = apply_plan(
-        *net, test::tensor_parallel_plan(), mesh,
-        {{x, {{4, 8}, Layout{{Placement::replicate()}}}, "x"}}, forward
+        *net,
+        test::tensor_parallel_plan(),
+        mesh,
+        {{x, {{4, 8}, Layout{{Placement::replicate()}}}, "x"}},
+        forward
     );
     reference->forward(x).pow(2).mean().backward();
     forward().front().backward();

@@ -149,11 +149,10 @@ class ReversePass {
   int origin_of(int use, std::size_t axis) const {
     while (use >= 0 && is_whole(tape_.op(use), axis)) {
       const TapeOperator& op = tape_.op(use);
-      const auto partial =
-          std::find_if(op.outputs.begin(), op.outputs.end(), [&](int output) {
-            const auto& gradient = result_.of_value[static_cast<std::size_t>(output)];
-            return gradient.has_value() && gradient->placements[axis].kind == Kind::kPartial;
-          });
+      const auto partial = std::find_if(op.outputs.begin(), op.outputs.end(), [&](int output) {
+        const auto& gradient = result_.of_value[static_cast<std::size_t>(output)];
+        return gradient.has_value() && gradient->placements[axis].kind == Kind::kPartial;
+      });
       if (partial == op.outputs.end()) {
         break;
       }

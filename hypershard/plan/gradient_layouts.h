@@ -30,16 +30,16 @@ namespace hypershard::plan {
 struct GradientConflict {
   int value = -1;  ///< of the tape
   int axis = 0;
-  int replicate_use = -1;  ///< operator that hands back a Replicate gradient
-  int partial_use = -1;    ///< operator that hands back a Partial one
+  int replicate_use = -1;   ///< operator that hands back a Replicate gradient
+  int partial_use = -1;     ///< operator that hands back a Partial one
   int partial_origin = -1;  ///< the one behind it where a whole operand met a cut or partial one
 };
 
 /// The gradient on both sides of a boundary.
 struct BoundaryGradient {
-  int op = -1;               ///< of the tape
-  layout::Layout arriving;   ///< of what the boundary handed on
-  layout::Layout leaving;    ///< of what had arrived in forward
+  int op = -1;              ///< of the tape
+  layout::Layout arriving;  ///< of what the boundary handed on
+  layout::Layout leaving;   ///< of what had arrived in forward
 };
 
 /// What the reverse pass finds.

@@ -93,7 +93,7 @@ TEST_F(GradientLayoutsTest, ForgottenInputBoundaryIsAConflictThatNamesBothUses) 
 
 TEST_F(GradientLayoutsTest, APartialGradientIsFollowedToWhereItArose) {
   const int x = given(kRep);
-  const int normed = op({op({x}, kRep)}, kRep);                       // op0, op1
+  const int normed = op({op({x}, kRep)}, kRep);                                      // op0, op1
   const int hidden = op({normed, given(Placement::shard(0))}, Placement::shard(1));  // op2
   const int y = boundary(op({hidden, given(Placement::shard(1))}, kSum), kRep);
   const auto gradients = derive(op({x, y}, kRep));

@@ -17,9 +17,7 @@ TableEntry& LayoutTable::set(const at::Tensor& tensor, TableEntry entry) {
     found->second.entry = std::move(entry);
     return found->second.entry;
   }
-  Slot slot{
-      c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr()), std::move(entry)
-  };
+  Slot slot{c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr()), std::move(entry)};
   return entries_.emplace(key, std::move(slot)).first->second.entry;
 }
 

@@ -17,6 +17,9 @@ namespace hypershard::plan {
 struct TableEntry {
   layout::TensorSpec spec = {};
   std::string name = {};  ///< of given tensors: parameters and inputs
+  /// Fresh memory that no operator wrote to yet. NOTE [unseen kernels]: who fills it through its
+  /// address does so behind the tracker's back, and what it holds has no known layout.
+  bool is_unwritten = false;
   std::uint64_t epoch = 0;    ///< of the tape that `value` belongs to
   int value = -1;             ///< on that tape
   std::int64_t version = -1;  ///< of the tensor's memory when `value` was made; -1: not counted

@@ -93,8 +93,8 @@ class Matcher {
 
   MatchedPlan run() {
     for (const PlanRule& rule : plan_.rules()) {
-      const bool hit = rule.kind == RuleKind::kParameter ? match_parameters(rule)
-                                                         : match_modules(rule);
+      const bool hit =
+          rule.kind == RuleKind::kParameter ? match_parameters(rule) : match_modules(rule);
       if (!hit) {
         fail_unmatched(rule);
       }

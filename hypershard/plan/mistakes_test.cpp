@@ -44,9 +44,13 @@ class PlanMistakeTest : public ::testing::TestWithParam<Mistake> {
       options.data_axes = {"dp"};
     }
     ResolvedPlan resolved = resolve(
-        *run.lab, plan, run.mesh->mesh(), run.mesh->rank(),
+        *run.lab,
+        plan,
+        run.mesh->mesh(),
+        run.mesh->rank(),
         {{run.tokens, {whole.sizes().vec(), layout}, "tokens"}},
-        [&] { return std::vector<at::Tensor>{run.lab->forward(run.tokens)}; }, options
+        [&] { return std::vector<at::Tensor>{run.lab->forward(run.tokens)}; },
+        options
     );
     EXPECT_TRUE(resolved.is_complete);
     EXPECT_EQ(resolved.problems.empty(), mistake.edit == nullptr)
@@ -55,7 +59,9 @@ class PlanMistakeTest : public ::testing::TestWithParam<Mistake> {
       mistake.spoil_resolved(resolved);
     }
     run.applied = apply_plan(
-        *run.lab, std::move(resolved), run.mesh,
+        *run.lab,
+        std::move(resolved),
+        run.mesh,
         {.reduce_gradients = mistake.reduce_gradients, .allow_problems = true}
     );
     return run;
@@ -154,9 +160,12 @@ TEST_P(RightPlanTest, IsNotRefused) {
       options.data_axes = {"dp"};
     }
     const auto applied = apply_plan(
-        *lab, sequence_parallel ? test::lab_sequence_parallel() : test::lab_tensor_parallel(), mesh,
+        *lab,
+        sequence_parallel ? test::lab_sequence_parallel() : test::lab_tensor_parallel(),
+        mesh,
         {{tokens, {test::lab_tokens().sizes().vec(), layout}, "tokens"}},
-        [&] { return std::vector<at::Tensor>{lab->forward(tokens)}; }, options
+        [&] { return std::vector<at::Tensor>{lab->forward(tokens)}; },
+        options
     );
     EXPECT_EQ(
         applied.resolved().find_parameter("layer.norm1.weight")->reduce_axes.size(),

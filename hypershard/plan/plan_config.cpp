@@ -46,10 +46,7 @@ void add_rules(ShardingPlan& plan, RuleKind kind, const PatternTable<WordTable>&
 
 // Every rule by itself, so that all mistakes are reported at once.
 void check_table(
-    ConfigProblems& problems,
-    const char* key,
-    RuleKind kind,
-    const PatternTable<WordTable>& table
+    ConfigProblems& problems, const char* key, RuleKind kind, const PatternTable<WordTable>& table
 ) {
   for (const auto& row : table) {
     try {
@@ -71,9 +68,7 @@ void bind_plan(Schema& schema, PlanConfig* config) {
           "How the model is spread over mesh axes that are no data axes: patterns of names to "
           "placements."
       )
-      .bind(
-          "parameters", &config->parameters, {.doc = "Parameter name patterns to " + forms + "."}
-      )
+      .bind("parameters", &config->parameters, {.doc = "Parameter name patterns to " + forms + "."})
       .bind(
           "inputs",
           &config->inputs,

@@ -81,7 +81,8 @@ TEST_F(PlanConfigTest, MistakesAreReportedAllAtOnceWithTheirPlace) {
 TEST_F(PlanConfigTest, UnknownKeysAndWrongTypesAreErrors) {
   HS_EXPECT_HAS(problem("[plan.input]\n\"a\" = { tp = \"replicate\" }\n"), "did you mean 'inputs'");
   HS_EXPECT_HAS(
-      problem("[plan.inputs]\n\"a\" = \"replicate\"\n"), "a table from patterns to tables of strings"
+      problem("[plan.inputs]\n\"a\" = \"replicate\"\n"),
+      "a table from patterns to tables of strings"
   );
   HS_EXPECT_HAS(problem("[plan.inputs]\n\"a\" = { tp = 1 }\n"), "plan.inputs");
 }

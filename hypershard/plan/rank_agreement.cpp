@@ -20,9 +20,8 @@ enum : std::size_t { kFaultLength, kNumEvents, kEventHash, kNumValues, kNumDiffe
 constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15ULL;
 
 at::Tensor numbers(const std::vector<std::int64_t>& values) {
-  at::Tensor tensor = at::empty(
-      {static_cast<std::int64_t>(values.size())}, at::TensorOptions().dtype(at::kLong)
-  );
+  at::Tensor tensor =
+      at::empty({static_cast<std::int64_t>(values.size())}, at::TensorOptions().dtype(at::kLong));
   std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<std::int64_t>());
   return tensor;
 }
@@ -30,8 +29,7 @@ at::Tensor numbers(const std::vector<std::int64_t>& values) {
 at::Tensor gather(comm::Communicator& ranks, const std::vector<std::int64_t>& mine) {
   const auto columns = static_cast<std::int64_t>(mine.size());
   // A communicator of planned ranks moves nothing: there all agree.
-  at::Tensor all =
-      numbers(mine).view({1, columns}).expand({ranks.size(), columns}).contiguous();
+  at::Tensor all = numbers(mine).view({1, columns}).expand({ranks.size(), columns}).contiguous();
   if (ranks.size() > 1 && columns > 0) {
     ranks.all_gather(all.view({-1}), numbers(mine), {}, "validation")->wait_released();
   }
@@ -61,7 +59,9 @@ std::string event_text(const AgreedEvent& event, const layout::DeviceMesh& mesh)
   std::string text = concat_text(event.name, " in ", event.module);
   for (std::size_t i = 0; i < event.specs.size(); ++i) {
     text += concat_text(
-        i == 0 ? " on {" : ", {", layout::to_text(event.specs[i].layout, mesh), "} global ",
+        i == 0 ? " on {" : ", {",
+        layout::to_text(event.specs[i].layout, mesh),
+        "} global ",
         event.specs[i].shape
     );
   }
@@ -211,9 +211,8 @@ void RankAgreement::exchange(const LayoutFault* fault) {
 }
 
 std::string RankAgreement::text_of_rank(int rank, const std::string& mine) const {
-  at::Tensor bytes = at::empty(
-      {static_cast<std::int64_t>(mine.size())}, at::TensorOptions().dtype(at::kByte)
-  );
+  at::Tensor bytes =
+      at::empty({static_cast<std::int64_t>(mine.size())}, at::TensorOptions().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
   if (everyone_->size() > 1) {
     everyone_->broadcast(bytes, rank, "validation")->wait();
@@ -257,8 +256,7 @@ void RankAgreement::compare_events(const at::Tensor& headers) {
     ++first;
   }
   const auto index = static_cast<std::size_t>(first);
-  std::string text =
-      index < events_.size() ? event_text(events_[index], mesh_) : "nothing more";
+  std::string text = index < events_.size() ? event_text(events_[index], mesh_) : "nothing more";
   text.resize(1024, '\0');  // one length for all, so that any rank's fits the broadcast
   const std::string here = text_of_rank(0, text);
   const std::string there = text_of_rank(other, text);

@@ -55,7 +55,9 @@ class RankAgreement {
   /// `everyone` joins all ranks of `mesh`, in order. Both must outlive it.
   RankAgreement(std::shared_ptr<comm::Communicator> everyone, const layout::DeviceMesh& mesh);
 
+  /// Notes what this rank does next.
   void add_event(AgreedEvent event);
+  /// Notes a value to compare at the next meeting.
   void add_value(AgreedValue value);
 
   /// Compares what was added since the last meeting. Collective: all ranks.

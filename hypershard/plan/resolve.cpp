@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -14,6 +15,7 @@
 #include "hypershard/plan/gradient_layouts.h"
 #include "hypershard/plan/internal/gradient_faults.h"
 #include "hypershard/plan/internal/local_shapes.h"
+#include "hypershard/plan/internal/plain_shapes.h"
 #include "hypershard/plan/internal/site_hooks.h"
 #include "hypershard/plan/tracker.h"
 
@@ -64,6 +66,11 @@ class Resolver final : public TrackerObserver {
   }
 
   ResolvedPlan run(const std::vector<PlannedInput>& inputs, const ForwardRun& forward) {
+    if (options_.compare_with_plain) {
+      plain_ =
+          internal::PlainComparison(internal::plain_operators(model_, mesh_, rank_, inputs, forward)
+          );
+    }
     const internal::LocalShapes local(matched_.parameters, mesh_, rank_);
     std::vector<std::pair<int, BoundarySite>> sites;
     for (std::size_t i = 0; i < matched_.sites.size(); ++i) {
@@ -99,7 +106,28 @@ class Resolver final : public TrackerObserver {
     }
   }
 
+  void after_operator(const SeenOperator& seen, c10::ArrayRef<at::Tensor>) override {
+    const std::string difference = plain_.next(seen);
+    if (difference.empty()) {
+      return;
+    }
+    LayoutFault fault{
+        .module = tracker_.module(),
+        .subject = seen.name,
+        .operands = {},
+        .what = difference,
+        .fix =
+            "a size in the model's code does not follow the cut: compute it from the local "
+            "tensor's sizes or write -1 (heads, hidden units), or state a boundary before"
+    };
+    for (std::size_t i = 0; i < seen.operands.size(); ++i) {
+      fault.operands.push_back(operand_text(seen.specs[i], seen.operands[i].sizes().vec(), mesh_));
+    }
+    on_fault(fault);
+  }
+
   void on_fault(const LayoutFault& fault) override {
+    plain_.stop();  // after a guess, shapes follow from it
     if (options_.on_problem == OnProblem::kThrow) {
       TrackerObserver::on_fault(fault);
     }
@@ -188,7 +216,22 @@ class Resolver final : public TrackerObserver {
     }
   }
 
-  BoundaryFlow flow(std::size_t number, const Layout& arriving, const Layout& leaving) const {
+  // Blocks repeat: most boundaries of a model are alike.
+  BoundaryFlow flow(std::size_t number, const Layout& arriving, const Layout& leaving) {
+    const std::int64_t bytes = element_bytes_.at(number);
+    for (const auto& [shape, element_bytes, known] : flows_) {
+      if (shape == result_.boundaries[number].shape && element_bytes == bytes &&
+          known.arriving == arriving && known.leaving == leaving) {
+        return known;
+      }
+    }
+    flows_.emplace_back(
+        result_.boundaries[number].shape, bytes, plan_flow(number, arriving, leaving)
+    );
+    return std::get<2>(flows_.back());
+  }
+
+  BoundaryFlow plan_flow(std::size_t number, const Layout& arriving, const Layout& leaving) const {
     const ResolvedBoundary& boundary = result_.boundaries[number];
     BoundaryFlow flow{.arriving = arriving, .leaving = leaving, .steps = {}};
     flow.steps = layout::plan_redistribution(boundary.shape, arriving, leaving, mesh_);
@@ -221,8 +264,7 @@ class Resolver final : public TrackerObserver {
         seeds.push_back(value);
       }
     }
-    for (const auto& fault :
-         internal::seed_faults(tracker_, result_.outputs, options_.data_axes)) {
+    for (const auto& fault : internal::seed_faults(tracker_, result_.outputs, options_.data_axes)) {
       on_fault(fault);
     }
     const GradientLayouts gradients = derive_gradients(tracker_.tape(), seeds, mesh_);
@@ -301,6 +343,8 @@ class Resolver final : public TrackerObserver {
   MatchedPlan matched_;
   LayoutTracker tracker_;
   ResolvedPlan result_;
+  internal::PlainComparison plain_{{}};
+  std::vector<std::tuple<std::vector<std::int64_t>, std::int64_t, BoundaryFlow>> flows_;
   std::map<std::size_t, std::int64_t> element_bytes_;  // by site
   std::vector<std::vector<int>> crossings_;            // by site: operators of the tape
   std::vector<int> values_;                            // by parameter: values of the tape

@@ -44,12 +44,17 @@ enum class OnProblem : std::uint8_t {
 
 /// How a plan is resolved.
 struct ResolveOptions {
-  std::vector<std::string> data_axes = {};  ///< their Partial gradients are left to the data-parallel side
+  std::vector<std::string> data_axes = {
+  };  ///< their Partial gradients are left to the data-parallel side
   OnProblem on_problem = OnProblem::kThrow;
+  /// Run the unsharded model as well and compare every operator's global shape with its: finds
+  /// sizes in the model's code that are global where they must be local. Costs a forward at global
+  /// shapes, and its memory, unless the model is on the meta device.
+  bool compare_with_plain = true;
 };
 
-/// Resolves `plan` for one rank by running `forward` once. No communication: what a boundary would
-/// receive is zeros.
+/// Resolves `plan` for one rank by running `forward` once (and once unsharded, see the options). No
+/// communication: what a boundary would receive is zeros.
 ///
 /// The model has its parameters' global shapes; during the run they have their local ones, and zero
 /// values. With meta parameters and inputs nothing is computed. Random states and buffers change as

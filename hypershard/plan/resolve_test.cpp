@@ -1,6 +1,9 @@
 // Boundaries and gradients that one run finds.
 #include "hypershard/plan/resolve.h"
 
+#include <chrono>
+#include <cstdio>
+
 #include <gtest/gtest.h>
 
 #include "hypershard/plan/test_models.h"
@@ -17,8 +20,9 @@ const Placement kSum = Placement::partial();
 
 ShardingPlan column_and_row() {
   ShardingPlan plan;
-  plan.parameter("blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}})
-      .parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}});
+  plan.parameter(
+          "blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}}
+  ).parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}});
   return plan;
 }
 
@@ -29,8 +33,13 @@ class ResolveTest : public ::testing::Test {
     const auto x = at::ones({4, 8}, at::kDouble);
     const PlannedInput input{x, {{8, 8}, Layout{{Placement::shard(0), kRep}}}, "x"};
     return resolve(
-        *net_, plan, mesh_, 0, {input},
-        [&] { return std::vector<at::Tensor>{net_->forward(x).pow(2).mean()}; }, options
+        *net_,
+        plan,
+        mesh_,
+        0,
+        {input},
+        [&] { return std::vector<at::Tensor>{net_->forward(x).pow(2).mean()}; },
+        options
     );
   }
   std::string refusal(const ShardingPlan& plan) {
@@ -75,7 +84,7 @@ TEST_F(ResolveTest, ParameterGradientsFollowTheLaw) {
 TEST_F(ResolveTest, SequenceParallelNormsHavePartialGradients) {
   // Rows stand for positions here: cut over tp between the MLPs.
   ShardingPlan plan = column_and_row();
-  plan.input("blocks.0",{{"tp", Placement::shard(0)}})
+  plan.input("blocks.0", {{"tp", Placement::shard(0)}})
       .input("blocks.*.mlp", {{"tp", kRep}})
       .output("blocks.*.mlp", {{"tp", Placement::shard(0)}})
       .input("head", {{"tp", kRep}});
@@ -89,6 +98,31 @@ TEST_F(ResolveTest, SequenceParallelNormsHavePartialGradients) {
   HS_EXPECT_HAS(report, "gradient all-reduced over [tp]");
   HS_EXPECT_HAS(report, "output 0 of blocks.1.mlp  Double [8, 8]");
   HS_EXPECT_HAS(report, "reduce_scatter over tp");
+}
+
+TEST_F(ResolveTest, EightyLayersOnAThousandRanksTakeSeconds) {
+  test::model_options() = test::model_options().device(at::kMeta);
+  test::Net deep(512, 2048, /*num_blocks=*/80);
+  const auto x = at::ones({16, 512}, test::model_options());
+  test::model_options() = test::model_options().device(at::kCPU);
+  const auto mesh = test::planned_mesh({{"replicate", 8}, {"shard", 16}, {"ep", 2}, {"tp", 4}});
+  const Layout layout{{Placement::shard(0), Placement::shard(0), kRep, kRep}};
+  const auto begin = std::chrono::steady_clock::now();
+  const ResolvedPlan plan = resolve(
+      *deep,
+      test::tensor_parallel_plan(),
+      mesh,
+      777,
+      {{x, even_spec(x, layout, mesh), "x"}},
+      [&] { return std::vector<at::Tensor>{deep->forward(x).pow(2).mean()}; },
+      {.data_axes = {"replicate", "shard"}}
+  );
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  EXPECT_EQ(plan.boundaries.size(), 160U);
+  EXPECT_EQ(plan.boundaries[1].shape, (std::vector<std::int64_t>{2048, 512}));
+  RecordProperty("seconds", std::to_string(seconds.count()));
+  std::printf("[ resolve  ] %.3f s\n", seconds.count());
+  EXPECT_LT(seconds.count(), 10.0);  // a tenth of a second on a quiet core
 }
 
 TEST_F(ResolveTest, MissingReductionIsRefusedAtItsOperator) {
@@ -108,8 +142,7 @@ TEST_F(ResolveTest, MissingInputBoundaryIsAGradientConflict) {
 TEST_F(ResolveTest, ProblemsAreCollectedWhenAskedFor) {
   ShardingPlan plan = column_and_row();
   plan.input("blocks.*.mlp", {{"tp", kRep}});
-  const ResolvedPlan resolved =
-      run(plan, {.data_axes = {"dp"}, .on_problem = OnProblem::kCollect});
+  const ResolvedPlan resolved = run(plan, {.data_axes = {"dp"}, .on_problem = OnProblem::kCollect});
   ASSERT_GE(resolved.problems.size(), 2U);
   EXPECT_TRUE(resolved.is_complete);
   EXPECT_EQ(resolved.problems[0].module, "blocks.0");
@@ -121,8 +154,7 @@ TEST_F(ResolveTest, ProblemsAreCollectedWhenAskedFor) {
 TEST_F(ResolveTest, CollectingEndsWhereTheModelCannotRunOn) {
   ShardingPlan plan;
   plan.parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}});
-  const ResolvedPlan resolved =
-      run(plan, {.data_axes = {"dp"}, .on_problem = OnProblem::kCollect});
+  const ResolvedPlan resolved = run(plan, {.data_axes = {"dp"}, .on_problem = OnProblem::kCollect});
   EXPECT_FALSE(resolved.is_complete);
   ASSERT_EQ(resolved.problems.size(), 1U);
   EXPECT_EQ(resolved.problems[0].module, "blocks.0.mlp.down");
@@ -155,7 +187,11 @@ TEST_F(ResolveTest, MetaModelsResolveAlikeAndKeepTheirShapes) {
   test::model_options() = test::model_options().device(at::kCPU);
   const PlannedInput input{x, {{8, 8}, Layout{{Placement::shard(0), kRep}}}, "x"};
   const ResolvedPlan meta = resolve(
-      *net_, test::tensor_parallel_plan(), mesh_, 0, {input},
+      *net_,
+      test::tensor_parallel_plan(),
+      mesh_,
+      0,
+      {input},
       [&] { return std::vector<at::Tensor>{net_->forward(x).pow(2).mean()}; },
       {.data_axes = {"dp"}}
   );

@@ -75,7 +75,9 @@ std::string parameter_text(const ResolvedParameter& parameter, const layout::Dev
 
 const ResolvedParameter* ResolvedPlan::find_parameter(const std::string& name) const {
   for (const ResolvedParameter& parameter : parameters) {
-    if (parameter.name == name || std::find(parameter.aliases.begin(), parameter.aliases.end(), name) != parameter.aliases.end()) {
+    if (parameter.name == name ||
+        std::find(parameter.aliases.begin(), parameter.aliases.end(), name) !=
+            parameter.aliases.end()) {
       return &parameter;
     }
   }

@@ -32,7 +32,7 @@ struct ResolvedBoundary {
   std::string dtype = {};                ///< as libtorch writes it, e.g. `Float`
   BoundaryFlow forward = {};
   std::optional<BoundaryFlow> backward = {};  ///< none: no gradient crosses
-  int crossings = 0;                     ///< in one forward; 0: the module did not run
+  int crossings = 0;                          ///< in one forward; 0: the module did not run
 
   /// Tells whether nothing has to happen in either direction.
   bool is_identity() const {
@@ -46,10 +46,11 @@ struct ResolvedParameter {
   std::vector<std::string> aliases = {};
   layout::TensorSpec spec = {};
   bool is_buffer = false;
-  bool is_trained = false;                ///< requires a gradient
+  bool is_trained = false;                      ///< requires a gradient
   std::optional<layout::Layout> gradient = {};  ///< as backward leaves it; none: none reaches it
-  std::vector<std::string> reduce_axes = {};   ///< the plan's: Partial there, reduced after backward
-  std::vector<std::string> data_axes = {};     ///< Partial there as well, left to the data-parallel side
+  std::vector<std::string> reduce_axes = {};  ///< the plan's: Partial there, reduced after backward
+  std::vector<std::string> data_axes = {
+  };  ///< Partial there as well, left to the data-parallel side
 };
 
 /// The whole result, of one rank. Layouts, steps and axes are equal on all ranks; bytes may differ.

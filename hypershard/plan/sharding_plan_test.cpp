@@ -15,7 +15,12 @@ using test::thrown_by;
 
 TEST(ShardingPlanTest, PlacementWordsAreReadAsWritten) {
   for (const char* word :
-       {"replicate", "shard(0)", "shard(12)", "partial", "partial(avg)", "partial(max)",
+       {"replicate",
+        "shard(0)",
+        "shard(12)",
+        "partial",
+        "partial(avg)",
+        "partial(max)",
         "partial(min)"}) {
     EXPECT_EQ(placement_word(parse_placement(word)), word);
   }
@@ -24,8 +29,16 @@ TEST(ShardingPlanTest, PlacementWordsAreReadAsWritten) {
 
 TEST(ShardingPlanTest, WrongPlacementWordsAreRefusedWithTheForms) {
   for (const char* word :
-       {"", "shrad(0)", "shard", "shard()", "shard(-1)", "shard(x)", "shard(0", "partial(mean)",
-        "Replicate", "flat"}) {
+       {"",
+        "shrad(0)",
+        "shard",
+        "shard()",
+        "shard(-1)",
+        "shard(x)",
+        "shard(0",
+        "partial(mean)",
+        "Replicate",
+        "flat"}) {
     const std::string text = thrown_by([&] { parse_placement(word); });
     HS_EXPECT_HAS(text, concat_text("placement '", word, "'"));
     HS_EXPECT_HAS(text, "expected one of replicate, shard(DIM)");
@@ -37,7 +50,9 @@ TEST(ShardingPlanTest, RulesAreCheckedWhenAdded) {
   const auto refused = [&](const std::function<void()>& add, const std::string& fragment) {
     HS_EXPECT_HAS(thrown_by(add), fragment);
   };
-  refused([&] { plan.parameter("a", {{"tp", Placement::partial()}}); }, "a parameter has one value");
+  refused(
+      [&] { plan.parameter("a", {{"tp", Placement::partial()}}); }, "a parameter has one value"
+  );
   refused([&] { plan.parameter("a", {{"tp", Placement::flat()}}); }, "belongs to the data axes");
   refused([&] { plan.parameter("a", {{"tp", Placement::shard(-1)}}); }, "shards dimension -1");
   refused([&] { plan.input("a", {}); }, "states no axis");
@@ -88,15 +103,17 @@ TEST_F(PlanMatchTest, PatternWithoutMatchNamesTheNearest) {
 
 TEST_F(PlanMatchTest, ConflictNamesBothRules) {
   ShardingPlan plan;
-  plan.parameter("**.up.weight", {{"tp", Placement::shard(0)}})
-      .parameter("blocks.1.**", {{"tp", Placement::shard(1)}});
+  plan.parameter(
+          "**.up.weight", {{"tp", Placement::shard(0)}}
+  ).parameter("blocks.1.**", {{"tp", Placement::shard(1)}});
   const std::string text = refusal(plan);
   HS_EXPECT_HAS(text, "parameter 'blocks.1.mlp.up.weight' is shard(0) on axis 'tp' by rule");
   HS_EXPECT_HAS(text, "'**.up.weight'");
   HS_EXPECT_HAS(text, "'blocks.1.**'");
   ShardingPlan boundary;
-  boundary.output("blocks.*", {{"tp", Placement::replicate()}})
-      .output("blocks.1", {{"tp", Placement::shard(1)}});
+  boundary.output(
+              "blocks.*", {{"tp", Placement::replicate()}}
+  ).output("blocks.1", {{"tp", Placement::shard(1)}});
   HS_EXPECT_HAS(refusal(boundary), "output 0 of 'blocks.1' is replicate on axis 'tp' by rule");
 }
 

@@ -30,10 +30,10 @@ enum class TapeKind : std::uint8_t {
 struct TapeOperator {
   TapeKind kind = TapeKind::kOperator;
   std::string name = {};  ///< `aten::add.Tensor`; of a boundary its site
-  int module = 0;    ///< index of the module it ran in, by the tracker
+  int module = 0;         ///< index of the module it ran in, by the tracker
   std::vector<int> operands = {};
   std::vector<int> outputs = {};
-  int boundary = -1;                   ///< kBoundary: number given by who placed it
+  int boundary = -1;                        ///< kBoundary: number given by who placed it
   std::vector<std::uint8_t> is_named = {};  ///< kBoundary: by mesh axis, whether the plan names it
 };
 
@@ -51,6 +51,7 @@ class Tape {
   const TapeOperator& op(int index) const { return ops_.at(static_cast<std::size_t>(index)); }
   const std::vector<TapeValue>& values() const { return values_; }
   const std::vector<TapeOperator>& ops() const { return ops_; }
+  /// Forgets everything.
   void clear();
 
  private:

@@ -41,8 +41,8 @@ struct EmbedImpl : nn::Hookable<EmbedImpl, at::Tensor(const at::Tensor&), torch:
     positions = register_parameter("positions", at::zeros({kPositions, kDim}, model_options()));
   }
   at::Tensor forward_impl(const at::Tensor& tokens) {
-    const at::Tensor rows = switches->is("folded_tokens") ? tokens.remainder(weight.size(0))
-                                                          : tokens;
+    const at::Tensor rows =
+        switches->is("folded_tokens") ? tokens.remainder(weight.size(0)) : tokens;
     return at::embedding(weight, rows) + positions;
   }
   Switches switches;
@@ -72,8 +72,8 @@ struct AttentionImpl
   }
   at::Tensor forward_impl(const at::Tensor& x) {
     const auto scores = at::matmul(heads(q->forward(x)), heads(k->forward(x)).transpose(-1, -2));
-    const auto weights = switches->is("softmax_over_heads") ? at::softmax(scores, 1)
-                                                            : at::softmax(scores * 0.7, -1);
+    const auto weights =
+        switches->is("softmax_over_heads") ? at::softmax(scores, 1) : at::softmax(scores * 0.7, -1);
     const auto mixed = at::matmul(weights, heads(v->forward(x)));
     return proj->forward(mixed.transpose(1, 2).reshape({x.size(0), x.size(1), -1}));
   }
@@ -199,9 +199,10 @@ struct LabImpl : nn::Hookable<LabImpl, at::Tensor(const at::Tensor&), torch::nn:
 TORCH_MODULE(Lab);
 
 inline at::Tensor lab_tokens() {
-  return at::arange(kBatch * kPositions, at::kLong).mul(5).remainder(kVocab).view(
-      {kBatch, kPositions}
-  );
+  return at::arange(kBatch * kPositions, at::kLong)
+      .mul(5)
+      .remainder(kVocab)
+      .view({kBatch, kPositions});
 }
 
 /// Columns and rows cut over tp, activations whole between them.

@@ -81,8 +81,7 @@ inline bool losses_differ(LabRun& run) {
 inline bool masks_are_equal(LabRun& run) {
   run.step();
   const auto weights = at::arange(run.switches->last_mask.numel(), at::kDouble).sin();
-  const auto sums =
-      over_ranks(run, run.switches->last_mask.flatten().dot(weights).item<double>());
+  const auto sums = over_ranks(run, run.switches->last_mask.flatten().dot(weights).item<double>());
   return sums[0] == sums[1];
 }
 

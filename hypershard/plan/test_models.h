@@ -96,9 +96,7 @@ struct MlpImpl : nn::Hookable<MlpImpl, at::Tensor(const at::Tensor&), torch::nn:
     register_module("up", up);
     register_module("down", down);
   }
-  at::Tensor forward_impl(const at::Tensor& x) {
-    return down->forward(at::gelu(up->forward(x)));
-  }
+  at::Tensor forward_impl(const at::Tensor& x) { return down->forward(at::gelu(up->forward(x))); }
   Dense up;
   Dense down;
 };

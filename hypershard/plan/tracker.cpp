@@ -18,9 +18,7 @@ void TrackerObserver::on_fault(const LayoutFault& fault) {
   throw LayoutError(fault);  // raw-throw: carries the fault's fields
 }
 
-LayoutTracker::LayoutTracker(
-    const layout::DeviceMesh& mesh, int rank, TrackerObserver& observer
-)
+LayoutTracker::LayoutTracker(const layout::DeviceMesh& mesh, int rank, TrackerObserver& observer)
     : mesh_(mesh), rank_(rank), observer_(observer) {}
 
 void LayoutTracker::set_spec(
@@ -89,6 +87,7 @@ void LayoutTracker::refresh_value(const at::Tensor& tensor, TableEntry& entry) {
     return;
   }
   if (entry.version != version) {
+    entry.is_unwritten = false;
     // Written through another tensor that shares the memory.
     TapeOperator alias{.kind = TapeKind::kAlias, .name = "in-place write", .module = 0};
     alias.module = current_module();
@@ -167,13 +166,14 @@ const std::string& LayoutTracker::backward_origin() const {
   if (node == nullptr || origins_.empty()) {
     return paths_.front();
   }
-  // Numbers grow. An operator's nodes lie in [begin, end) of its mark; the node of a custom function
-  // is made before the first operator of its body, hence before that one's end.
+  // Numbers grow. An operator's nodes lie in [begin, end) of its mark; the node of a custom
+  // function is made before the first operator of its body, hence before that one's end.
   const std::uint64_t sequence = node->sequence_nr();
   const auto mark = std::upper_bound(
-      origins_.begin(), origins_.end(), sequence, [](std::uint64_t number, const OriginMark& each) {
-        return number < each.end;
-      }
+      origins_.begin(),
+      origins_.end(),
+      sequence,
+      [](std::uint64_t number, const OriginMark& each) { return number < each.end; }
   );
   if (mark == origins_.end()) {
     return paths_.front();

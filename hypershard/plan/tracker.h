@@ -32,7 +32,7 @@ struct SeenOperator {
   const c10::OperatorHandle& op;
   const std::string& name;  ///< with overload, `aten::add.Tensor`
   c10::ArrayRef<c10::IValue> arguments;
-  c10::ArrayRef<at::Tensor> operands;  ///< defined tensors of the arguments, lists flattened
+  c10::ArrayRef<at::Tensor> operands;       ///< defined tensors of the arguments, lists flattened
   c10::ArrayRef<layout::TensorSpec> specs;  ///< of the operands
   const dtensor::Verdict& verdict;
 };
@@ -126,6 +126,8 @@ class LayoutTracker {
   TableEntry& entry_of(const at::Tensor& tensor, const std::string& used_by);
   void refresh_value(const at::Tensor& tensor, TableEntry& entry);
   void gather_operands(Call& call);
+  void check_written(const Call& call);
+  bool is_view_of_unwritten(const Call& call, const at::Tensor& result);
   void check_results(const Call& call, c10::ArrayRef<at::Tensor> results);
   void record_results(Call& call, c10::ArrayRef<at::Tensor> results, bool is_refused);
   std::vector<layout::TensorSpec> guess(const Call& call, c10::ArrayRef<at::Tensor> results) const;

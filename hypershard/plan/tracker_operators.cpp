@@ -48,8 +48,13 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   return std::any_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
     const auto& type = *result.type();
     return type.isSubtypeOf(*c10::TensorType::get()) ||
-           type.isSubtypeOf(*c10::ListType::ofTensors()) || type.kind() == c10::TypeKind::OptionalType;
+           type.isSubtypeOf(*c10::ListType::ofTensors()) ||
+           type.kind() == c10::TypeKind::OptionalType;
   });
+}
+
+bool makes_fresh_memory(const std::string& name) {
+  return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
 }
 
 bool cuts_gradient(const std::string& name) {
@@ -92,9 +97,7 @@ void LayoutTracker::run(const c10::OperatorHandle& op, std::vector<c10::IValue>*
   }
 }
 
-void LayoutTracker::run_backward(
-    const c10::OperatorHandle& op, std::vector<c10::IValue>* stack
-) {
+void LayoutTracker::run_backward(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) {
   const std::size_t count = op.schema().arguments().size();
   std::vector<at::Tensor> operands;
   for (std::size_t i = stack->size() - count; i < stack->size(); ++i) {
@@ -110,14 +113,13 @@ void LayoutTracker::run_backward(
   op.callBoxed(stack);
 }
 
-void LayoutTracker::run_forward(
-    const c10::OperatorHandle& op, std::vector<c10::IValue>* stack
-) {
+void LayoutTracker::run_forward(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) {
   const std::size_t count = op.schema().arguments().size();
   Call call{
       op, name_of(op), c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - count, count)
   };
   gather_operands(call);
+  check_written(call);
   call.verdict = dtensor::propagate({op, call.arguments, call.specs}, mesh_);
   const bool is_refused = call.verdict.refusal.has_value();
   if (is_refused) {
@@ -150,6 +152,32 @@ void LayoutTracker::gather_operands(Call& call) {
     const TableEntry& entry = entry_of(tensor, call.name);
     call.specs.push_back(entry.spec);
     call.values.push_back(entry.value);
+  }
+}
+
+// See NOTE [unseen kernels]: reading such memory would continue with a layout that is made up.
+void LayoutTracker::check_written(const Call& call) {
+  const auto& schema = call.op.schema().arguments();
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    if (schema[i].alias_info() != nullptr) {
+      continue;  // written, or only looked at through a view
+    }
+    visit_value(call.arguments[i], [&](const at::Tensor& tensor) {
+      const TableEntry* entry = tensor.defined() ? table_.find(tensor) : nullptr;
+      if (entry != nullptr && entry->is_unwritten && tensor.numel() > 0) {
+        observer_.on_fault(fault_of(
+            call,
+            concat_text(
+                "argument '",
+                schema[i].name(),
+                "' is memory that no operator wrote to: a kernel that is no operator filled it, "
+                "and "
+                "nobody knows how its values lie"
+            ),
+            "make the kernel an operator (TORCH_LIBRARY) with a layout rule (register_op_rule)"
+        ));
+      }
+    });
   }
 }
 
@@ -208,9 +236,17 @@ std::vector<layout::TensorSpec> LayoutTracker::guess(
   return specs;
 }
 
-void LayoutTracker::record_results(
-    Call& call, c10::ArrayRef<at::Tensor> results, bool is_refused
-) {
+bool LayoutTracker::is_view_of_unwritten(const Call& call, const at::Tensor& result) {
+  if (call.op.schema().is_mutable()) {
+    return false;
+  }
+  return std::any_of(call.operands.begin(), call.operands.end(), [&](const at::Tensor& operand) {
+    const TableEntry* entry = table_.find(operand);
+    return entry != nullptr && entry->is_unwritten && operand.is_alias_of(result);
+  });
+}
+
+void LayoutTracker::record_results(Call& call, c10::ArrayRef<at::Tensor> results, bool is_refused) {
   if (is_refused) {
     call.verdict.outputs = guess(call, results);
   }
@@ -226,6 +262,7 @@ void LayoutTracker::record_results(
   }
   TapeOperator op{.name = call.name, .module = current_module(), .operands = call.values};
   const int index = tape_.add_operator(std::move(op), std::move(outputs));
+  const bool is_fresh = makes_fresh_memory(call.name);
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) {
       continue;
@@ -235,6 +272,7 @@ void LayoutTracker::record_results(
     TableEntry entry{.spec = call.verdict.outputs[i], .version = version};
     entry.epoch = epoch_;
     entry.value = value;
+    entry.is_unwritten = is_fresh || is_view_of_unwritten(call, results[i]);
     table_.set(results[i], std::move(entry));
     if (call.op.schema().is_mutable()) {
       last_write_[internal::storage_of(results[i])] = {value, version};

@@ -63,8 +63,9 @@ TEST_F(TrackerTest, ResultsGetLayoutsAndGlobalShapes) {
   EXPECT_EQ(tracker_.spec_of(y), (TensorSpec{{4, 8}, on(Placement::partial())}));
   EXPECT_EQ(
       watcher_.forward,
-      (std::vector<std::string>{"aten::ones", "aten::ones", "aten::ones", "aten::linear",
-                                "aten::relu", "aten::linear"})
+      (std::vector<std::string>{
+          "aten::ones", "aten::ones", "aten::ones", "aten::linear", "aten::relu", "aten::linear"
+      })
   );
 }
 
@@ -187,12 +188,27 @@ TEST_F(TrackerTest, GuardLeavesNothingBehind) {
   at::ones({2});
   EXPECT_TRUE(watcher_.forward.empty());
   const TrackingGuard guard(tracker_, *net_);
-  HS_EXPECT_HAS(thrown_by([&] { const TrackingGuard second(tracker_, *net_); }), "a tracker already");
+  HS_EXPECT_HAS(
+      thrown_by([&] { const TrackingGuard second(tracker_, *net_); }), "a tracker already"
+  );
   {
     const TrackingPause pause;
     at::ones({2});
   }
   EXPECT_TRUE(watcher_.forward.empty());
+}
+
+TEST_F(TrackerTest, KernelsThatAreNoOperatorsAreNoticed) {
+  const TrackingGuard guard(tracker_, *net_);
+  auto filled = at::empty({4}, at::kDouble);
+  std::fill_n(filled.mutable_data_ptr<double>(), 4, 1.0);
+  HS_EXPECT_HAS(thrown_by([&] { filled + 1.0; }), "memory that no operator wrote to");
+  HS_EXPECT_HAS(thrown_by([&] { filled.view({2, 2}) + 1.0; }), "register_op_rule");
+  auto written = at::empty({4}, at::kDouble);
+  written.narrow(0, 0, 4).fill_(1.0);
+  EXPECT_NO_THROW(written + 1.0);
+  auto zeroed = at::empty({4}, at::kDouble);
+  EXPECT_NO_THROW(zeroed.zero_() + 1.0);
 }
 
 TEST_F(TrackerTest, OperatorWithoutARuleIsNamedWithTheWayToRegisterOne) {

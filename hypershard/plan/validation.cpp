@@ -7,9 +7,7 @@ namespace hypershard::plan {
 
 class ValidationGuard::Validator {
  public:
-  Validator(
-      torch::nn::Module& model, const AppliedPlan& applied, const ValidationOptions& options
-  )
+  Validator(torch::nn::Module& model, const AppliedPlan& applied, const ValidationOptions& options)
       : work(applied, options), tracking(work.tracker(), model) {
     {
       const TrackingPause pause;

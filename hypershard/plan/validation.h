@@ -40,13 +40,13 @@ struct ValidationOptions {
 struct ValidationCounts {
   std::int64_t forwards = 0;
   std::int64_t backwards = 0;
-  std::int64_t operators = 0;           ///< of forwards, each asked of its rule
+  std::int64_t operators = 0;  ///< of forwards, each asked of its rule
   std::int64_t backward_operators = 0;
-  std::int64_t boundaries = 0;          ///< crossings in forward
+  std::int64_t boundaries = 0;  ///< crossings in forward
   std::int64_t meetings = 0;
-  std::int64_t values = 0;              ///< compared between ranks
-  std::size_t table_size = 0;           ///< layouts kept now, see LayoutTable
-  std::size_t pending = 0;              ///< records that wait for the next meeting
+  std::int64_t values = 0;     ///< compared between ranks
+  std::size_t table_size = 0;  ///< layouts kept now, see LayoutTable
+  std::size_t pending = 0;     ///< records that wait for the next meeting
 };
 
 /// Validates everything that the calling thread does with a model under a plan while alive.
@@ -68,8 +68,8 @@ struct ValidationCounts {
 /// The model's arguments lie as they did when the plan was resolved; shapes may be others. Tensors
 /// from elsewhere count as Replicate unless set_layout says more. Numbers do not change.
 /// Collective: construction, every forward and backward, and finish(), on all ranks of the mesh.
-/// After an error the ranks are out of step: end the job, or at least all guards.
-/// Threads: the model's; one guard a thread.
+/// Errors: LayoutError on all ranks, which are then out of step: end the job, or at least all
+/// guards; CommError. Threads: the model's; one guard a thread.
 class ValidationGuard {
  public:
   /// `model` and what `applied` holds must outlive the guard.
@@ -85,7 +85,7 @@ class ValidationGuard {
   /// Collective: sizes along cut dimensions are exchanged. Errors: LayoutError for parts that are
   /// no balanced cut.
   void set_layout(const at::Tensor& tensor, const layout::Layout& layout, const std::string& name);
-  /// Compares what is left. Collective.
+  /// Compares what is left. Collective: all ranks. Errors: LayoutError; CommError.
   void finish();
   ValidationCounts counts() const;
 

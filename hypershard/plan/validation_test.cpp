@@ -48,9 +48,7 @@ TEST_P(ValidationTest, RightPlansPassAndNumbersStayTheSame) {
       layout.placements[0] = Placement::shard(0);
     }
     const at::Tensor x = test::part_of(test::formula_tensor({8, 8}, 0.3), layout, *mesh);
-    const auto forward = [&] {
-      return std::vector<at::Tensor>{net->forward(x).pow(2).mean()};
-    };
+    const auto forward = [&] { return std::vector<at::Tensor>{net->forward(x).pow(2).mean()}; };
     ResolveOptions options;
     if (has_dp) {
       options.data_axes = {"dp"};
@@ -83,10 +81,10 @@ INSTANTIATE_TEST_SUITE_P(
     ValidationTest,
     ::testing::Values(
         Case{"tp2", {{"tp", 2}}, test::tensor_parallel_plan},
-        Case{"tp2_boundaries", {{"tp", 2}}, test::tensor_parallel_plan,
-             ValidationLevel::kBoundaries},
-        Case{"tp2_operators", {{"tp", 2}}, test::tensor_parallel_plan,
-             ValidationLevel::kOperators},
+        Case{
+            "tp2_boundaries", {{"tp", 2}}, test::tensor_parallel_plan, ValidationLevel::kBoundaries
+        },
+        Case{"tp2_operators", {{"tp", 2}}, test::tensor_parallel_plan, ValidationLevel::kOperators},
         Case{"tp3", {{"tp", 3}}, test::tensor_parallel_plan},
         Case{"tp4", {{"tp", 4}}, test::tensor_parallel_plan},
         Case{"sp2", {{"tp", 2}}, sequence_parallel_plan},
@@ -104,7 +102,10 @@ TEST(ValidationMemoryTest, FiveHundredStepsDoNotGrow) {
     test::Net net(8, 12);
     const at::Tensor first = test::formula_tensor({4, 8}, 0.3);
     const auto applied = apply_plan(
-        *net, test::tensor_parallel_plan(), mesh, {{first, {{4, 8}, Layout{{kRep}}}, "x"}},
+        *net,
+        test::tensor_parallel_plan(),
+        mesh,
+        {{first, {{4, 8}, Layout{{kRep}}}, "x"}},
         [&] { return std::vector<at::Tensor>{net->forward(first).pow(2).mean()}; }
     );
     ValidationGuard guard(*net, applied);

@@ -13,8 +13,8 @@
 
 namespace hypershard::plan::internal {
 
-/// Watches the log of each axis communicator that is no data axis. Collectives of the plan are known
-/// by their unit: a boundary's site or a parameter's name.
+/// Watches the log of each axis communicator that is no data axis. Collectives of the plan are
+/// known by their unit: a boundary's site or a parameter's name.
 class CollectiveWatch {
  public:
   CollectiveWatch(const comm::ProcessMesh& mesh, const ResolvedPlan& plan);

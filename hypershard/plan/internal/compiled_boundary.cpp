@@ -49,8 +49,7 @@ const dtensor::Redistribution& CompiledBoundary::for_shape(at::IntArrayRef local
   const auto& placements = boundary_.forward.arriving.placements;
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     if (placements[axis].kind == Placement::Kind::kShard) {
-      global.at(static_cast<std::size_t>(placements[axis].dim)) *=
-          mesh_->mesh().axes()[axis].size;
+      global.at(static_cast<std::size_t>(placements[axis].dim)) *= mesh_->mesh().axes()[axis].size;
     }
   }
   if (compiled_.size() >= kKept) {

@@ -21,9 +21,7 @@ namespace hypershard::plan::internal {
 class CompiledBoundary {
  public:
   /// Collective: all ranks of the mesh. `boundary` must outlive it.
-  CompiledBoundary(
-      const ResolvedBoundary& boundary, std::shared_ptr<const comm::ProcessMesh> mesh
-  );
+  CompiledBoundary(const ResolvedBoundary& boundary, std::shared_ptr<const comm::ProcessMesh> mesh);
   /// Returns what the program goes on with. Collective, in backward too.
   at::Tensor cross(const at::Tensor& arriving);
   const ResolvedBoundary& boundary() const { return boundary_; }

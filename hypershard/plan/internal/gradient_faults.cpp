@@ -39,8 +39,7 @@ LayoutFault conflict_fault(
 ) {
   const std::string& axis = tracker.mesh().axes()[static_cast<std::size_t>(conflict.axis)].name;
   const TapeValue& value = tape.value(conflict.value);
-  const int at =
-      conflict.partial_origin >= 0 ? conflict.partial_origin : conflict.replicate_use;
+  const int at = conflict.partial_origin >= 0 ? conflict.partial_origin : conflict.replicate_use;
   const std::string& module = at >= 0 ? tracker.module_path(tape.op(at).module) : "(root)";
   std::string partial = use_text(tracker, tape, conflict.partial_origin);
   if (conflict.partial_use != conflict.partial_origin) {
@@ -49,11 +48,11 @@ LayoutFault conflict_fault(
   return {
       .module = module,
       .subject = "the gradient of " + value_text(tracker, tape, conflict.value),
-      .operands =
-          {operand_text(
-              value.spec, layout::local_shape(value.spec, tracker.mesh(), tracker.rank()),
-              tracker.mesh()
-          )},
+      .operands = {operand_text(
+          value.spec,
+          layout::local_shape(value.spec, tracker.mesh(), tracker.rank()),
+          tracker.mesh()
+      )},
       .what = concat_text(
           "on axis '",
           axis,

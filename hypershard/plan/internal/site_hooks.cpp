@@ -70,9 +70,7 @@ SiteHooks::SiteHooks(
     hooked_.emplace_back(each.hooks, std::move(hooks));
     by_module.erase(found);
   }
-  HS_ASSERT(
-      by_module.empty(), "plan: module ", by_module.begin()->first, " is not in this model"
-  );
+  HS_ASSERT(by_module.empty(), "plan: module ", by_module.begin()->first, " is not in this model");
 }
 
 SiteHooks::~SiteHooks() {

@@ -8,7 +8,8 @@
 
 namespace hypershard::plan::internal {
 
-/// Counts in-place writes to the tensor's memory, by any tensor that shares it; -1 if nobody counts.
+/// Counts in-place writes to the tensor's memory, by any tensor that shares it; -1 if nobody
+/// counts.
 inline std::int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? -1 : static_cast<std::int64_t>(tensor._version());
 }

@@ -1,4 +1,5 @@
-// Operators, modules and boundaries. Gradients are in validator_gradients.cpp.
+// Operators and modules. Boundaries are in validator_boundaries.cpp, gradients in
+// validator_gradients.cpp.
 #include "hypershard/plan/internal/validator.h"
 
 #include <algorithm>
@@ -21,13 +22,12 @@ namespace hypershard::plan::internal {
 
 using layout::Layout;
 using layout::Placement;
-using layout::TensorSpec;
-
-namespace {
 
 bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
+
+namespace {
 
 std::string result_name(std::size_t index, const std::string& of) {
   return concat_text("result ", index, " of ", of);
@@ -59,10 +59,6 @@ std::optional<at::Generator> generator_of(const SeenOperator& seen) {
   }
   return generator.has_value() ? generator : at::detail::getDefaultCPUGenerator();
 }
-
-constexpr const char* kReplicateFix =
-    "something before it differs between these ranks: their parameters, inputs, random numbers, or "
-    "a reduction that is missing; validate with level `operators` to find the operator";
 
 }  // namespace
 
@@ -179,8 +175,7 @@ void Validator::compare(
   bool any = false;
   for (std::size_t axis = 0; axis < layout.placements.size(); ++axis) {
     const bool is_equal = layout.placements[axis].kind == Placement::Kind::kReplicate &&
-                          mesh_.axes()[axis].size > 1 &&
-                          (include_data_axes || !is_data_axis(axis));
+                          mesh_.axes()[axis].size > 1 && (include_data_axes || !is_data_axis(axis));
     value.axes.push_back(is_equal ? Along::kEqual : Along::kFree);
     any = any || is_equal;
   }
@@ -213,8 +208,9 @@ void Validator::check_random(const SeenOperator& seen) {
   AgreedValue value{
       .what = "the random state of " + seen.name,
       .module = tracker_.module(),
-      .fix = "seed the generator alike on ranks along axes on which the tensor is Replicate, and "
-             "differently along axes on which it is cut"
+      .fix =
+          "seed the generator alike on ranks along axes on which the tensor is Replicate, and "
+          "differently along axes on which it is cut"
   };
   for (const Placement& placement : seen.verdict.outputs.front().layout.placements) {
     value.axes.push_back(
@@ -317,101 +313,6 @@ void Validator::begin_root(c10::ArrayRef<at::Tensor> inputs) {
       set_layout(inputs[i], *plan_.inputs[i], concat_text("input ", i, " of the model"));
     }
   }
-}
-
-void Validator::check_identities(
-    const std::string& path, RuleKind kind, c10::ArrayRef<at::Tensor> tensors
-) {
-  const auto found = identities_.find(path);
-  if (found == identities_.end()) {
-    return;
-  }
-  for (const ResolvedBoundary* boundary : found->second) {
-    const auto index = static_cast<std::size_t>(boundary->site.index);
-    if (boundary->site.kind != kind || index >= tensors.size() || !tensors[index].defined()) {
-      continue;
-    }
-    const TensorSpec spec = tracker_.spec_or_assume(tensors[index], to_text(boundary->site));
-    if (!(spec.layout == boundary->forward.arriving)) {
-      agreement_.fail(fault_at(boundary->site, tensors[index], spec));
-    }
-  }
-}
-
-LayoutFault Validator::fault_at(
-    const BoundarySite& site, const at::Tensor& tensor, const TensorSpec& spec
-) const {
-  const ResolvedBoundary* boundary = nullptr;
-  for (const ResolvedBoundary& each : plan_.boundaries) {
-    if (to_text(each.site) == to_text(site)) {
-      boundary = &each;
-    }
-  }
-  return {
-      .module = module_text(site.module),
-      .subject = to_text(site),
-      .operands = {operand_text(spec, tensor.sizes().vec(), mesh_)},
-      .what = concat_text(
-          "{",
-          layout::to_text(spec.layout, mesh_),
-          "} arrives, but the boundary was resolved for {",
-          layout::to_text(boundary->forward.arriving, mesh_),
-          "} and would do the wrong thing"
-      ),
-      .fix = "resolve the plan with inputs as the model gets them, and let the model take the same "
-             "way in every forward"
-  };
-}
-
-int Validator::number_of(const ResolvedBoundary& boundary) const {
-  return static_cast<int>(&boundary - plan_.boundaries.data());
-}
-
-void Validator::before_boundary(const ResolvedBoundary& boundary, const at::Tensor& arriving) {
-  const BoundarySite& site = boundary.site;
-  if (in_backward()) {
-    meet(to_text(site) + " (recomputed)");
-    return;
-  }
-  ++counts_.boundaries;
-  if (site.module.empty() && site.kind == RuleKind::kInput && !in_root_) {
-    begin_root({});
-    const auto index = static_cast<std::size_t>(site.index);
-    if (!tracker_.spec_of(arriving).has_value() && plan_.inputs.at(index).has_value()) {
-      set_layout(arriving, *plan_.inputs[index], to_text(site));
-    }
-  }
-  const TensorSpec spec = tracker_.spec_or_assume(arriving, to_text(site));
-  if (!(spec.layout == boundary.forward.arriving)) {
-    agreement_.fail(fault_at(site, arriving, spec));
-  }
-  compare(arriving, spec.layout, "what arrives at " + to_text(site), kReplicateFix);
-  meet(to_text(site));
-}
-
-void Validator::after_boundary(
-    const ResolvedBoundary& boundary, const at::Tensor& arriving, const at::Tensor& result
-) {
-  if (in_backward()) {
-    return;
-  }
-  const TensorSpec spec{
-      tracker_.spec_or_assume(arriving, to_text(boundary.site)).shape, boundary.forward.leaving
-  };
-  TapeOperator op{.name = to_text(boundary.site)};
-  op.boundary = number_of(boundary);
-  for (const auto& placement : boundary.site.wanted) {
-    op.is_named.push_back(placement.has_value() ? 1 : 0);
-  }
-  tracker_.record_boundary(arriving, result, spec, std::move(op), arriving.requires_grad());
-  crossings_[static_cast<int>(tracker_.tape().ops().size()) - 1] = number_of(boundary);
-  compare(
-      result,
-      spec.layout,
-      "what leaves " + to_text(boundary.site),
-      "the boundary's collectives gave these ranks different results: other hooks or another "
-      "program on some rank"
-  );
 }
 
 bool Validator::is_data_axis(std::size_t axis) const {

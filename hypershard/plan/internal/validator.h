@@ -15,6 +15,14 @@
 
 namespace hypershard::plan::internal {
 
+/// What to do about values that should be alike.
+inline constexpr const char* kReplicateFix =
+    "something before it differs between these ranks: their parameters, inputs, random numbers, or "
+    "a reduction that is missing; validate with level `operators` to find the operator";
+
+/// Tells whether the calling thread runs a backward.
+bool in_backward();
+
 /// Observes one rank's operators, modules and boundaries. See ValidationGuard.
 class Validator final : public TrackerObserver, public BoundaryObserver {
  public:
@@ -47,9 +55,7 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
  private:
   void begin_root(c10::ArrayRef<at::Tensor> inputs);
   void end_root(c10::ArrayRef<at::Tensor> outputs);
-  void check_identities(
-      const std::string& path, RuleKind kind, c10::ArrayRef<at::Tensor> tensors
-  );
+  void check_identities(const std::string& path, RuleKind kind, c10::ArrayRef<at::Tensor> tensors);
   void check_random(const SeenOperator& seen);
   void meet(const std::string& place);
   void compare(

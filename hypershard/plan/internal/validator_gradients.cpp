@@ -80,7 +80,9 @@ void Validator::give_gradients_layouts() {
     const at::Tensor& gradient = tensor.grad();
     if (parameter->is_trained && gradient.defined()) {
       const Layout settled = settled_gradient(parameter->spec.layout);
-      tracker_.set_spec(gradient, {parameter->spec.shape, settled}, "gradient of " + parameter->name);
+      tracker_.set_spec(
+          gradient, {parameter->spec.shape, settled}, "gradient of " + parameter->name
+      );
     }
   }
 }
@@ -109,8 +111,7 @@ void Validator::check_boundary_gradients(const GradientLayouts& gradients) {
     if (crossing == crossings_.end()) {
       continue;
     }
-    const ResolvedBoundary& boundary =
-        plan_.boundaries[static_cast<std::size_t>(crossing->second)];
+    const ResolvedBoundary& boundary = plan_.boundaries[static_cast<std::size_t>(crossing->second)];
     if (boundary.backward.has_value() && boundary.backward->arriving == found.arriving &&
         boundary.backward->leaving == found.leaving) {
       continue;
@@ -135,8 +136,9 @@ void Validator::check_boundary_gradients(const GradientLayouts& gradients) {
                    )
                  : std::string("no gradient")
          ),
-         .fix = "resolve the plan with the forward that is trained, and let the model take the same "
-                "way in every forward"}
+         .fix =
+             "resolve the plan with the forward that is trained, and let the model take the same "
+             "way in every forward"}
     );
   }
 }
