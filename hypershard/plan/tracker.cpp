@@ -128,8 +128,10 @@ void LayoutTracker::record_boundary(
   op.kind = TapeKind::kBoundary;
   op.module = current_module();
   op.operands = {value_of(source, op.name)};
-  const bool differentiable =
-      source_is_differentiable && tape_.value(op.operands[0]).differentiable;
+  // Without grad mode this is the inside of a custom function (a recomputed segment): the tensor's
+  // own word does not count there.
+  const bool differentiable = (source_is_differentiable || !at::GradMode::is_enabled()) &&
+                              tape_.value(op.operands[0]).differentiable;
   const int index = tape_.add_operator(std::move(op), {{spec, -1, differentiable, {}}});
   TableEntry entry{.spec = std::move(spec), .version = internal::version_of(result)};
   entry.epoch = epoch_;
