@@ -20,6 +20,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 
+#include "hypershard/nn/internal/layer_rules.h"
 #include "hypershard/nn/internal/weight_gradient_kernel.h"
 
 namespace hypershard::nn::internal {
@@ -85,6 +86,12 @@ void multiply_here(
       panels.mutable_data_ptr<float>()
   );
 }
+
+// The operator is libtorch's, so its rule stands with its one caller.
+[[maybe_unused]] const bool has_rule = [] {
+  dtensor::register_op_rule("mkldnn::_linear_pointwise", fast_linear_rule);
+  return true;
+}();
 
 /// Returns x weight^T + bias by oneDNN; `weight` may be the transpose of a contiguous matrix.
 at::Tensor affine_by_onednn(
