@@ -99,7 +99,8 @@ at::Tensor affine_by_onednn(
 ) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "");
-  const at::AutoDispatchBelowAutograd below_autograd;
+  // Below the tracking of views too: the result is one inside, and its base would stay alive.
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   torch::jit::Stack stack;
   stack.reserve(6);
   stack.emplace_back(x);
