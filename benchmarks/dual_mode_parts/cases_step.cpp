@@ -5,6 +5,7 @@
 
 #include "cases.h"
 #include "hand_gpt.h"
+#include <nlohmann/json.hpp>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
@@ -19,6 +20,8 @@
 
 namespace hypershard::bench {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kBatch = 4;
 constexpr std::int64_t kPositions = 64;
@@ -111,7 +114,7 @@ std::map<std::string, int> differences(
 
 }  // namespace
 
-Json measure_step(const std::shared_ptr<comm::World>& world, int pairs) {
+std::string measure_step(const std::shared_ptr<comm::World>& world, int pairs) {
   PlannedGpt planned(world);
   HandGpt hand(*planned.model, planned.mesh->axis("tp"));
   planned.apply();
@@ -136,10 +139,10 @@ Json measure_step(const std::shared_ptr<comm::World>& world, int pairs) {
       static_cast<std::int64_t>(found_trace.size()) - static_cast<std::int64_t>(hand_trace.size());
   result["differences"] = differences(found_trace, hand_trace);
   result["same_trace"] = found_trace == hand_trace;
-  return result;
+  return result.dump();
 }
 
-Json measure_validation(const std::shared_ptr<comm::World>& world, int pairs) {
+std::string measure_validation(const std::shared_ptr<comm::World>& world, int pairs) {
   PlannedGpt planned(world);
   planned.apply();
   const double expected = planned.step();
@@ -151,7 +154,7 @@ Json measure_validation(const std::shared_ptr<comm::World>& world, int pairs) {
   };
   Json result = paired(world, pairs, validated, [&] { planned.step(); });
   HS_CHECK_EQ(found, expected, "bench: a validated step computes another loss");
-  return result;
+  return result.dump();
 }
 
 }  // namespace hypershard::bench
