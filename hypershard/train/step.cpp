@@ -27,9 +27,6 @@ void set_sync(const Session& session, bool is_last) {
 // Runs forward and backward of all micro-batches and returns the sum of this rank's losses.
 double accumulate(const Session& session, std::int64_t step) {
   const std::int64_t num_micro = session.config().batch.accumulation;
-  const data::TokenDataset& data = *session.data().train;
-  const int rank = session.world().rank();
-  const int size = session.world().size();
   double sum = 0;
   for (std::int64_t micro = 0; micro < num_micro; ++micro) {
     set_sync(session, micro + 1 == num_micro);
@@ -39,7 +36,7 @@ double accumulate(const Session& session, std::int64_t step) {
     data::Batch batch;
     {
       const TraceSpan span(TraceLane::kData, "batch");
-      batch = data.batch(step, micro, rank, size);
+      batch = session.batch(step, micro);
     }
     at::Tensor loss;
     {
@@ -53,8 +50,8 @@ double accumulate(const Session& session, std::int64_t step) {
     sum += loss.item<double>();
   }
   const bool is_last_batch = step + 1 == session.config().schedule.steps;
-  if (!is_last_batch) {
-    data.will_need(step + 1, 0, rank, size);
+  if (!is_last_batch && session.data().train.has_value()) {
+    session.data().train->will_need(step + 1, 0, session.data_rank(), session.num_data_ranks());
   }
   return sum;
 }
@@ -69,13 +66,13 @@ struct Exchange {
 Exchange exchange(const Session& session, double loss_sum, bool failed) {
   at::Tensor sums = at::zeros({3}, at::kDouble);
   double* values = sums.mutable_data_ptr<double>();
-  values[0] = loss_sum;
+  values[0] = session.speaks_for_data_rank() ? loss_sum : 0;
   values[1] = stop_requested() ? 1 : 0;
   values[2] = failed ? 1 : 0;
   const TraceSpan span(TraceLane::kWait, "loss");
   session.everyone().all_reduce(sums, comm::ReduceOp::kSum, "train.loss")->wait();
   const double parts =
-      static_cast<double>(session.config().batch.accumulation) * session.world().size();
+      static_cast<double>(session.config().batch.accumulation) * session.num_data_ranks();
   return {.loss = values[0] / parts, .stop = values[1] > 0, .failed = values[2] > 0};
 }
 

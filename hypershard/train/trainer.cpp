@@ -181,10 +181,13 @@ void Trainer::measure_peak() {
   GemmPeak peak{.flops_per_s = *known.const_data_ptr<double>()};
   if (peak.flops_per_s == 0) {
     const std::int64_t rows = config().batch.global_batch * config().model.sequence /
-                              (config().batch.accumulation * world_->size());
+                              (config().batch.accumulation * session_->num_data_ranks());
+    const bool cuts_columns = config().parallel.has_plan("tensor");
     peak = measure_gemm_peak(
         session_->everyone(),
-        {.rows = rows, .inner = session_->shape().dim, .columns = session_->shape().hidden_dim},
+        {.rows = rows,
+         .inner = session_->shape().dim,
+         .columns = session_->shape().hidden_dim / (cuts_columns ? config().parallel.tp : 1)},
         compute_dtype(config())
     );
     facts_.gemm_dtype = peak.dtype;
