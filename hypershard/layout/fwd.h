@@ -14,6 +14,9 @@ struct Placement;
 struct Layout;
 struct TensorSpec;
 
+struct Block;
+struct BlockRun;
+
 struct RedistributionStep;
 struct RedistributionOptions;
 struct Traffic;

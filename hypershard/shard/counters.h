@@ -15,7 +15,8 @@ struct Counters {
   std::int64_t zeroed_bytes = 0;       ///< gradient segments nobody wrote, and padding
   std::int64_t gathered_bytes = 0;     ///< received from other ranks by unshards
   std::int64_t reduced_bytes = 0;      ///< gradient bytes handed to reductions
-  std::int64_t published_bytes = 0;    ///< runtime bytes written from update parameters
+  std::int64_t plan_reduced_bytes = 0;  ///< of reduced slices, handed to sums over plan axes
+  std::int64_t published_bytes = 0;     ///< runtime bytes written from update parameters
   std::int64_t unshards =
       0;  ///< units that were made whole (also when shared memory made that free)
   std::int64_t reshards = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hypershard/core/error.h"
+#include "hypershard/shard/parameter_part.h"
 
 namespace hypershard::shard {
 
@@ -115,6 +116,10 @@ DataParallel make_data_parallel(
     }
   }
   result.control = mesh.world().communicator("data", mesh.mesh().group(data_axes, mesh.rank()));
+  const std::vector<std::string> plan_axes = find_plan_axes(mesh.mesh(), axes);
+  if (!plan_axes.empty()) {
+    result.plan = mesh.world().communicator("plan", mesh.mesh().group(plan_axes, mesh.rank()));
+  }
   return result;
 }
 

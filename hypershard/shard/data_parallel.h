@@ -2,6 +2,7 @@
 // whom. Derived once from the three layouts; every group of a model shares it.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,10 @@ struct DataParallel {
       summed;  ///< axes whose gradient stays whole: all-reduced after the reduce-scatters
   std::shared_ptr<comm::Communicator> control;  ///< over all data axes: norms, checks, epochs
   int data_size = 1;                            ///< ranks that see different data
+  /// Over all plan axes (NOTE [plan axes] in shard/parameter_part.h); null if there are none.
+  std::shared_ptr<comm::Communicator> plan;
+  /// For sums of gradients that are Partial on plan axes, by the axes' names.
+  std::map<std::vector<std::string>, std::shared_ptr<comm::Communicator>> plan_reduce;
 
   std::vector<int> cut_sizes() const;
   /// Returns this rank's coordinates on the first `levels` cuts.

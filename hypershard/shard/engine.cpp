@@ -1,5 +1,5 @@
-// See engine.h: construction, the write window and what is done by hand. Passes are in
-// engine_forward.cpp and engine_backward.cpp.
+// See engine.h: parameter hooks, the write window and what is done by hand. Units are built in
+// engine_build.cpp; passes are in engine_forward.cpp and engine_backward.cpp.
 #include "hypershard/shard/engine.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "hypershard/core/trace.h"
 #include "hypershard/nn/gradient_slot.h"
 #include "hypershard/shard/internal/autograd_hooks.h"
+#include "hypershard/shard/internal/engine_observers.h"
 
 namespace hypershard::shard {
 
@@ -19,68 +20,6 @@ namespace {
 // Rows of the epoch board.
 constexpr int kReleased = 0;
 constexpr int kPublished = 1;
-
-class EngineSlot final : public nn::GradientSlot {
- public:
-  EngineSlot(std::weak_ptr<Engine> engine, int unit, std::size_t group, std::size_t param)
-      : engine_(std::move(engine)), unit_(unit), group_(group), param_(param) {}
-  Claim claim() override {
-    const std::shared_ptr<Engine> engine = engine_.lock();
-    if (!engine) {
-      return {};
-    }
-    auto [destination, overwrite] = engine->claim_gradient(unit_, group_, param_);
-    return {.destination = std::move(destination), .overwrite = overwrite};
-  }
-
- private:
-  std::weak_ptr<Engine> engine_;
-  int unit_;
-  std::size_t group_;
-  std::size_t param_;
-};
-
-class SegmentObserver final : public nn::RecomputeObserver {
- public:
-  SegmentObserver(std::weak_ptr<Engine> engine, int unit)
-      : engine_(std::move(engine)), unit_(unit) {}
-  void before_recompute() override {
-    if (const auto engine = engine_.lock()) {
-      engine->segment_starts_again(unit_);
-    }
-  }
-  void after_recompute() noexcept override {
-    if (const auto engine = engine_.lock()) {
-      engine->segment_done(unit_);
-    }
-  }
-
- private:
-  std::weak_ptr<Engine> engine_;
-  int unit_;
-};
-
-// Parameters that may share a group, in order of first appearance.
-std::vector<std::vector<UnitParam>> split_in_groups(std::vector<UnitParam> params) {
-  std::vector<std::vector<UnitParam>> groups;
-  for (UnitParam& param : params) {
-    const auto same = [&](const std::vector<UnitParam>& group) {
-      return group.front().dtypes == param.dtypes &&
-             group.front().param.tensor.requires_grad() == param.param.tensor.requires_grad();
-    };
-    auto at = std::find_if(groups.begin(), groups.end(), same);
-    if (at == groups.end()) {
-      groups.emplace_back();
-      at = groups.end() - 1;
-    }
-    at->push_back(std::move(param));
-  }
-  return groups;
-}
-
-std::string group_name(const std::string& unit, std::size_t index, std::size_t count) {
-  return count == 1 ? unit : unit + "#" + std::to_string(index);
-}
 
 }  // namespace
 
@@ -98,6 +37,7 @@ Engine::Engine(
   HS_CHECK_GE(options_.backward_prefetch, 0, "shard: backward_prefetch counts units");
   build_units(std::move(specs));
   place_groups();
+  agree_on_buffer_sizes();
   std::vector<std::int64_t> unit_bytes;
   bool all_at_rest = true;
   for (const auto& unit : units_) {
@@ -126,87 +66,12 @@ Engine::Engine(
 
 Engine::~Engine() = default;
 
-void Engine::build_units(std::vector<UnitSpec> specs) {
-  for (std::size_t u = 0; u < specs.size(); ++u) {
-    const std::string path = specs[u].path.empty() ? "root" : specs[u].path;
-    std::vector<std::vector<UnitParam>> split = split_in_groups(std::move(specs[u].params));
-    std::vector<std::unique_ptr<ParamGroup>> groups;
-    for (std::size_t g = 0; g < split.size(); ++g) {
-      std::vector<LogicalParam> params;
-      for (UnitParam& param : split[g]) {
-        if (param.param.on_meta) {
-          uninitialised_.push_back(param.param.name);
-        }
-        params.push_back(std::move(param.param));
-      }
-      const bool trainable = params.front().tensor.requires_grad();
-      groups.push_back(std::make_unique<ParamGroup>(
-          group_name(path, g, split.size()),
-          path,
-          std::move(params),
-          split[g].front().dtypes,
-          trainable,
-          &parallel_,
-          &counters_
-      ));
-    }
-    units_.push_back(std::make_unique<Unit>(
-        static_cast<int>(u), path, u == 0, std::move(groups), &pool_, &counters_
-    ));
-    units_.back()->reshard_after_forward = options_.reshard_after_forward && u != 0;
-  }
-}
-
-void Engine::place_groups() {
-  std::int64_t shared_bytes = 0;
-  std::vector<RuntimeMode> modes;
-  for (const auto& unit : units_) {
-    for (const auto& group : unit->groups()) {
-      std::string why_not;
-      modes.push_back(ParamGroup::choose_mode(
-          parallel_, group->dtypes(), options_.share != Share::kOff, &why_not
-      ));
-      HS_SUPPORTED(
-          options_.share != Share::kOn || modes.back() == RuntimeMode::kShared,
-          "shard: share = on, but the runtime buffer of group '",
-          group->name(),
-          "' cannot be shared: ",
-          why_not,
-          HS_HINT("use share = auto to gather where memory cannot be shared")
-      );
-      if (modes.back() == RuntimeMode::kShared) {
-        shared_bytes += align_bytes(group->whole_storage_bytes());
-      } else if (why_not_shared_.empty()) {
-        why_not_shared_ = why_not;
-      }
-    }
-  }
-  if (shared_bytes > 0) {
-    comm::Communicator& ranks = *parallel_.cuts.front().gather;
-    shared_ = ranks.allocate_shared(shared_bytes, "runtime parameters");
-    epochs_ = ranks.make_epoch_board(2, "runtime parameters");
-  }
-  std::int64_t at = 0;
-  std::size_t next = 0;
-  for (const auto& unit : units_) {
-    for (const auto& group : unit->groups()) {
-      const RuntimeMode mode = modes[next++];
-      if (mode == RuntimeMode::kShared) {
-        group->place(mode, shared_->read() + at, shared_->write() + at, shared_);
-        at += align_bytes(group->whole_storage_bytes());
-      } else {
-        group->place(mode, nullptr, nullptr, nullptr);
-      }
-    }
-  }
-}
-
 // Runs once a root forward: requires_grad is the user's to change between iterations.
 void Engine::refresh_trainability() {
   if (segment_observers_.empty()) {
     for (const auto& each : units_) {
       segment_observers_.push_back(
-          std::make_shared<SegmentObserver>(weak_from_this(), each->index())
+          std::make_shared<internal::SegmentObserver>(weak_from_this(), each->index())
       );
     }
   }
@@ -253,7 +118,7 @@ void Engine::hook_parameters(Unit& unit, std::size_t group) {
           }
         }
     ));
-    auto slot = std::make_shared<EngineSlot>(self, unit.index(), group, i);
+    auto slot = std::make_shared<internal::EngineSlot>(self, unit.index(), group, i);
     nn::set_gradient_slot(params[i].tensor, slot);  // refers to it weakly
     gradient_hooks_.push_back(std::move(slot));
     // Whoever steps on the module's parameters instead of the update parameters meets this text.

@@ -62,7 +62,7 @@ struct UnitSpec {
 /// leaves the iteration, which the next root forward starts afresh. Threads: one, the rank's.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  /// Collective: ranks of the data axes.
+  /// Collective: ranks of the data axes, and of the plan axes (NOTE [plan axes]) if there are any.
   /// Errors: InvalidArgument for counts out of range; Unsupported if sharing is demanded and
   /// impossible.
   Engine(
@@ -141,6 +141,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   enum class Pass : std::uint8_t { kNone, kForward, kBackward };
   void build_units(std::vector<UnitSpec> specs);
   void place_groups();
+  void agree_on_buffer_sizes();
   void hook_parameters(Unit& unit, std::size_t group);
   void refresh_trainability();
 

@@ -271,7 +271,7 @@ void Engine::forward_failed() noexcept {
 void Engine::agree_on_order() {
   std::vector<int> both = recording_;
   both.insert(both.end(), recording_ends_.begin(), recording_ends_.end());
-  if (internal::equal_on_all_ranks(*parallel_.control, internal::order_signature(both))) {
+  if (internal::equal_on_all_ranks(parallel_, internal::order_signature(both))) {
     set_order(recording_, recording_ends_);
   } else {
     HS_LOG_DEBUG(

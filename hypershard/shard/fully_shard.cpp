@@ -6,18 +6,18 @@
 #include <map>
 #include <utility>
 
-#include <ATen/ops/empty_like.h>
 #include <torch/nn/module.h>
 
 #include "hypershard/core/env.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/glob.h"
-#include "hypershard/core/hash.h"
 #include "hypershard/core/suggest.h"
+#include "hypershard/layout/sharding.h"
 #include "hypershard/nn/gradient_slot.h"
 #include "hypershard/nn/hooks.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/internal/agreement.h"
+#include "hypershard/shard/internal/dtypes.h"
 
 namespace hypershard::shard {
 
@@ -85,10 +85,11 @@ class Collector {
     find_units();
     find_parameters();
     check_ignored();
+    check_parameters();
   }
 
   std::vector<NamedModule> units() const { return units_; }
-  std::vector<UnitSpec> specs();
+  std::vector<UnitSpec> specs(const comm::ProcessMesh& mesh, const layout::DataAxes& axes);
 
  private:
   struct Found {
@@ -203,14 +204,10 @@ class Collector {
         .aliases = {},
         .tensor = tensor,
         .shape = tensor.sizes().vec(),
+        .part = {},
         .family = {},
         .on_meta = tensor.is_meta()
     };
-    if (options_.update_family) {
-      param.family = options_.update_family(name, param.shape);
-    } else {
-      param.family = param.shape.size() >= 2 ? "decay" : "no_decay";
-    }
     found_.push_back({std::move(param), unit});
   }
 
@@ -230,6 +227,52 @@ class Collector {
     }
   }
 
+  void check_parameters() const {
+    for (const auto& [name, given] : options_.parameters) {
+      HS_CHECK(
+          std::find(names_.begin(), names_.end(), name) != names_.end(),
+          "shard: options.parameters names '",
+          name,
+          "', which the model does not have; it has ",
+          names_.size(),
+          " parameters",
+          HS_HINT(suggestion(name, names_))
+      );
+    }
+  }
+
+  // A tied parameter may be spoken of by any of its names, but with one voice.
+  const ParameterSpec* given_for(const LogicalParam& param) const {
+    const auto first = options_.parameters.find(param.name);
+    const ParameterSpec* given = first == options_.parameters.end() ? nullptr : &first->second;
+    for (const std::string& alias : param.aliases) {
+      const auto other = options_.parameters.find(alias);
+      if (other == options_.parameters.end()) {
+        continue;
+      }
+      HS_CHECK(
+          given == nullptr || (given->spec == other->second.spec &&
+                               given->reduce_axes == other->second.reduce_axes),
+          "shard: options.parameters says different things of '",
+          param.name,
+          "' and '",
+          alias,
+          "', which are one tensor",
+          HS_HINT("give a tied parameter one layout and one list of reduce_axes")
+      );
+      given = &other->second;
+    }
+    return given;
+  }
+
+  std::string family_of(const LogicalParam& param) const {
+    const std::vector<std::int64_t>& shape = param.part.block.shape;
+    if (options_.update_family) {
+      return options_.update_family(param.name, shape);
+    }
+    return shape.size() >= 2 ? "decay" : "no_decay";
+  }
+
   const FullyShardOptions& options_;
   std::vector<Glob> unit_globs_;
   std::vector<Glob> ignored_globs_;
@@ -240,228 +283,60 @@ class Collector {
   std::map<const c10::TensorImpl*, std::size_t> by_tensor_;
 };
 
-bool is_half(c10::ScalarType dtype) {
-  return c10::isFloatingType(dtype) && c10::elementSize(dtype) < 4;
-}
-
-GroupDtypes settle_dtypes(const MixedPrecision& precision, const LogicalParam& param) {
-  const c10::ScalarType own = param.tensor.scalar_type();
-  if (!c10::isFloatingType(own)) {
-    HS_CHECK(
-        !param.tensor.requires_grad(),
-        "shard: parameter '",
-        param.name,
-        "' of dtype ",
-        c10::toString(own),
-        " requires a gradient; only floating parameters can"
-    );
-    return {.storage = own, .compute = own, .reduce = own, .update = own};
-  }
-  const auto widen = [](c10::ScalarType dtype) { return is_half(dtype) ? c10::kFloat : dtype; };
-  GroupDtypes dtypes;
-  dtypes.compute = precision.compute.value_or(own);
-  dtypes.storage = precision.storage.value_or(dtypes.compute);
-  dtypes.reduce = precision.reduce.value_or(widen(dtypes.compute));
-  dtypes.update = precision.update.value_or(widen(own));
-  return dtypes;
-}
-
-std::vector<UnitSpec> Collector::specs() {
+std::vector<UnitSpec> Collector::specs(
+    const comm::ProcessMesh& mesh, const layout::DataAxes& axes
+) {
   std::vector<UnitSpec> specs;
   for (const NamedModule& unit : units_) {
     specs.push_back({.path = unit.path, .params = {}});
   }
   for (Found& found : found_) {
-    const GroupDtypes dtypes = settle_dtypes(options_.precision, found.param);
+    LogicalParam& param = found.param;
+    param.part =
+        find_part(param.name, param.shape, given_for(param), mesh.mesh(), axes, mesh.rank());
+    param.family = family_of(param);
+    const GroupDtypes dtypes = internal::settle_dtypes(options_.precision, param);
     specs[found.unit].params.push_back({.param = std::move(found.param), .dtypes = dtypes});
   }
   return specs;
 }
 
-void check_precision(const MixedPrecision& precision) {
-  const auto check = [](const std::optional<c10::ScalarType>& dtype, const char* what) {
-    HS_CHECK(
-        !dtype || *dtype == c10::kDouble || *dtype == c10::kFloat || *dtype == c10::kBFloat16 ||
-            *dtype == c10::kHalf,
-        "shard: precision.",
-        what,
-        " is ",
-        c10::toString(dtype.value_or(c10::kFloat)),
-        "; expected float64, float32, bfloat16 or float16"
-    );
-  };
-  check(precision.storage, "storage");
-  check(precision.compute, "compute");
-  check(precision.reduce, "reduce");
-  check(precision.update, "update");
-  check(precision.output, "output");
+// A mesh of plan axes alone is one data-parallel rank a part: nothing is cut over data.
+layout::DataAxes find_data_axes(const layout::DeviceMesh& mesh, const FullyShardOptions& options) {
+  const bool has_any = mesh.has_axis("replicate") || mesh.has_axis("shard") || mesh.has_axis("dp");
+  return has_any || options.parameters.empty() ? layout::find_data_axes(mesh, options.strategy)
+                                               : layout::DataAxes{};
 }
 
-// A hash of the values' bits, eight bytes at a time; enough to catch a rank that was seeded
-// otherwise.
-std::int64_t hash_values(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.detach().contiguous();
-  const auto bytes = static_cast<std::size_t>(values.numel() * values.element_size());
-  const auto* data = static_cast<const char*>(values.const_data_ptr());
-  std::uint64_t hash = kHashSeed + bytes;
-  std::size_t at = 0;
-  for (; at + 8 <= bytes; at += 8) {
-    std::uint64_t word = 0;
-    std::copy_n(data + at, 8, reinterpret_cast<char*>(&word));
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
-    hash ^= hash >> 32;
-  }
-  return static_cast<std::int64_t>(hash_memory(data + at, bytes - at, hash));
-}
-
-at::Tensor one_number(std::int64_t value) {
-  at::Tensor tensor = at::empty({1}, at::TensorOptions().dtype(at::kLong));
-  tensor.fill_(value);
-  return tensor;
-}
-
-// Ranks with other options would start other collectives, and hang or mix up gradients.
-void agree_on_options(
-    const comm::ProcessMesh& mesh,
-    const FullyShardOptions& options,
-    const layout::PlaneLayouts& layouts
+layout::PlaneLayouts find_layouts(
+    const layout::DeviceMesh& mesh, const FullyShardOptions& options, const layout::DataAxes& axes
 ) {
-  const std::string text = concat_text(
-      "runtime ",
-      to_text(layouts.runtime, mesh.mesh()),
-      ", gradient ",
-      to_text(layouts.gradient, mesh.mesh()),
-      ", update ",
-      to_text(layouts.update, mesh.mesh()),
-      "; reshard_after_forward ",
-      options.reshard_after_forward,
-      ", forward_prefetch ",
-      options.forward_prefetch,
-      ", backward_prefetch ",
-      options.backward_prefetch,
-      ", gradient_buffers ",
-      options.gradient_buffers,
-      ", share ",
-      static_cast<int>(options.share),
-      ", initial_values ",
-      static_cast<int>(options.initial_values)
-  );
-  const auto everyone = mesh.world().world_communicator();
-  const at::Tensor all =
-      internal::gather_rows(*everyone, one_number(static_cast<std::int64_t>(hash_bytes(text))));
-  const auto* rows = all.const_data_ptr<std::int64_t>();
-  for (int rank = 1; rank < everyone->size(); ++rank) {
-    HS_CHECK(
-        rows[rank] == rows[0],
-        "shard: rank ",
-        rank,
-        " was given other options of fully_shard than rank 0; this rank, ",
-        mesh.rank(),
-        ", has ",
-        text,
-        HS_HINT("give all ranks the same options")
-    );
+  if (options.layouts) {
+    return *options.layouts;
   }
+  if (axes.replicate.empty() && axes.shard.empty()) {
+    const layout::Layout whole = layout::replicated_layout(mesh);
+    return {.runtime = whole, .gradient = whole, .update = whole};
+  }
+  return layout::plane_layouts(options.strategy, mesh, axes);
 }
 
-// Throws, naming the first parameter that is not the same everywhere. `signature` has two numbers a
-// parameter: what it is, and its values.
-void report_difference(
-    const std::vector<const LogicalParam*>& params,
-    const std::vector<std::int64_t>& signature,
-    comm::Communicator& ranks
+// After all have agreed on the parameters, so that all make the same communicators.
+void add_plan_reductions(
+    DataParallel& parallel, const std::vector<UnitSpec>& specs, const comm::ProcessMesh& mesh
 ) {
-  const at::Tensor counts =
-      internal::gather_rows(ranks, one_number(static_cast<std::int64_t>(params.size())));
-  at::Tensor mine = at::empty(
-      {static_cast<std::int64_t>(signature.size())}, at::TensorOptions().dtype(at::kLong)
-  );
-  std::copy(signature.begin(), signature.end(), mine.mutable_data_ptr<std::int64_t>());
-  const auto* per_rank = counts.const_data_ptr<std::int64_t>();
-  for (int r = 0; r < ranks.size(); ++r) {
-    HS_CHECK_EQ(
-        per_rank[r],
-        per_rank[0],
-        "shard: ranks were given different models: rank ",
-        ranks.info().global_ranks[static_cast<std::size_t>(r)],
-        " has another number of parameters than rank ",
-        ranks.info().global_ranks[0]
-    );
-  }
-  const at::Tensor all = internal::gather_rows(ranks, mine);
-  const auto* rows = all.const_data_ptr<std::int64_t>();
-  const auto width = static_cast<std::int64_t>(signature.size());
-  for (std::int64_t i = 0; i < width; ++i) {
-    for (int r = 1; r < ranks.size(); ++r) {
-      const LogicalParam& param = *params[static_cast<std::size_t>(i / 2)];
-      const int global = ranks.info().global_ranks[static_cast<std::size_t>(r)];
-      const char* what = i % 2 == 0
-                             ? "name, shape, dtype, unit, update family, precision or requires_grad"
-                             : "initial values";
-      HS_CHECK(
-          rows[r * width + i] == rows[i],
-          "shard: parameter '",
-          param.name,
-          "' (shape ",
-          param.shape,
-          ") differs in ",
-          what,
-          " between rank ",
-          ranks.info().global_ranks[0],
-          " and rank ",
-          global,
-          HS_HINT("seed every rank alike before building the model, or set initial_values = "
-                  "broadcast to take rank 0's, or trust to take each rank's own part")
-      );
-    }
-  }
-}
-
-void agree_on_values(
-    const std::vector<UnitSpec>& specs, comm::Communicator& ranks, InitialValues how
-) {
-  if (ranks.size() == 1) {
-    return;
-  }
-  std::vector<const LogicalParam*> params;
-  std::vector<std::int64_t> signature;
   for (const UnitSpec& spec : specs) {
     for (const UnitParam& each : spec.params) {
-      params.push_back(&each.param);
-      const std::string shape = hypershard::concat_text(
-          each.param.name,
-          each.param.shape,
-          c10::toString(each.param.tensor.scalar_type()),
-          " in ",
-          spec.path,
-          each.param.family,
-          each.param.tensor.requires_grad(),
-          static_cast<int>(each.dtypes.storage),
-          static_cast<int>(each.dtypes.compute),
-          static_cast<int>(each.dtypes.reduce),
-          static_cast<int>(each.dtypes.update)
-      );
-      const bool compare_values = how == InitialValues::kCheckEqual && !each.param.on_meta;
-      signature.push_back(static_cast<std::int64_t>(hash_bytes(shape)));
-      signature.push_back(compare_values ? hash_values(each.param.tensor) : 0);
-    }
-  }
-  // One number tells whether all agree; only if not is it worth finding out who does not.
-  const auto hash = static_cast<std::int64_t>(
-      hash_memory(signature.data(), signature.size() * sizeof(signature.front()))
-  );
-  if (!internal::equal_on_all_ranks(ranks, one_number(hash))) {
-    report_difference(params, signature, ranks);
-  }
-  if (how == InitialValues::kBroadcast) {
-    const c10::NoGradGuard no_grad;
-    for (const LogicalParam* param : params) {
-      if (!param->on_meta) {
-        at::Tensor values = param->tensor.detach().contiguous();
-        ranks.broadcast(values, 0, param->name)->wait_released();
-        at::Tensor target = param->tensor;
-        target.copy_(values);
+      const std::vector<std::string>& axes = each.param.part.reduce_axes;
+      if (axes.empty() || parallel.plan_reduce.count(axes) > 0) {
+        continue;
       }
+      std::string name;
+      for (const std::string& axis : axes) {
+        name += (name.empty() ? "" : "+") + axis;
+      }
+      parallel.plan_reduce[axes] =
+          mesh.world().communicator(name + ":reduce", mesh.mesh().group(axes, mesh.rank()));
     }
   }
 }
@@ -473,7 +348,7 @@ ShardedModel fully_shard(
 ) {
   const ErrorContext context("fully_shard");
   FullyShardOptions options = given;
-  check_precision(options.precision);
+  internal::check_precision(options.precision);
   if (env::get_string("HS_DEBUG_RESHARD") == "nan") {
     options.reshard_debug = ReshardDebug::kNan;
   }
@@ -482,14 +357,13 @@ ShardedModel fully_shard(
     options.share = share == "on" ? Share::kOn : Share::kOff;
   }
   Collector collector(module, options);
-  std::vector<UnitSpec> specs = collector.specs();
-  const layout::DataAxes axes = layout::find_data_axes(mesh.mesh(), options.strategy);
-  const layout::PlaneLayouts layouts =
-      options.layouts ? *options.layouts
-                      : layout::plane_layouts(options.strategy, mesh.mesh(), axes);
-  agree_on_options(mesh, options, layouts);
+  const layout::DataAxes axes = find_data_axes(mesh.mesh(), options);
+  std::vector<UnitSpec> specs = collector.specs(mesh, axes);
+  const layout::PlaneLayouts layouts = find_layouts(mesh.mesh(), options, axes);
+  internal::agree_on_options(mesh, options, layouts);
   DataParallel parallel = make_data_parallel(mesh, layouts, axes);
-  agree_on_values(specs, *parallel.control, options.initial_values);
+  internal::agree_on_parameters(specs, parallel, mesh, options.initial_values);
+  add_plan_reductions(parallel, specs, mesh);
   auto engine = std::make_shared<Engine>(
       std::move(parallel), axes.replicate, std::move(options), std::move(specs)
   );

@@ -1,4 +1,5 @@
 // The joint norm of sharded gradients, and who holds the first value that is not a number.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -35,6 +36,42 @@ double join(comm::Communicator& axis, double mine, bool take_max) {
   return joint;
 }
 
+// Where ranks of the plan axes hold copies, the first one's is counted. Mostly that is all of an
+// update tensor or none, and one pass; padding is zero.
+std::vector<at::Tensor> counted_parts(const UpdateTensor& update, const at::Tensor& values) {
+  const auto is_first = [](const UpdatePiece& piece) { return piece.is_first; };
+  if (!values.defined() || values.numel() == 0 ||
+      std::none_of(update.pieces.begin(), update.pieces.end(), is_first)) {
+    return {};
+  }
+  if (std::all_of(update.pieces.begin(), update.pieces.end(), is_first)) {
+    return {values};
+  }
+  std::vector<at::Tensor> parts;
+  for (const UpdatePiece& piece : update.pieces) {
+    if (piece.is_first) {
+      parts.push_back(values.narrow(0, piece.offset, piece.range.numel()));
+    }
+  }
+  return parts;
+}
+
+// Of all ranks' rows (index of a parameter or -1, whatever else), the one with the lowest index.
+// Collective: `ranks`.
+at::Tensor lowest_row(comm::Communicator& ranks, const at::Tensor& mine) {
+  const at::Tensor all = internal::gather_rows(ranks, mine);
+  const auto* rows = all.const_data_ptr<std::int64_t>();
+  const std::int64_t width = mine.numel();
+  std::int64_t best = 0;
+  for (std::int64_t r = 1; r < ranks.size(); ++r) {
+    const std::int64_t found = rows[r * width];
+    if (found >= 0 && (rows[best * width] < 0 || found < rows[best * width])) {
+      best = r;
+    }
+  }
+  return all[best].clone();
+}
+
 std::int64_t first_non_finite(const UpdateTensor& update, const at::Tensor& values) {
   for (std::size_t i = 0; i < update.pieces.size(); ++i) {
     const UpdatePiece& piece = update.pieces[i];
@@ -61,8 +98,7 @@ double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
   const bool take_max = std::isinf(norm_type);
   double local = 0;
   for (const UpdateTensor& update : update_parameters()) {
-    const at::Tensor& grad = update.tensor.grad();
-    if (grad.defined() && grad.numel() > 0) {
+    for (const at::Tensor& grad : counted_parts(update, update.tensor.grad())) {
       const double norm =
           at::linalg_vector_norm(grad, norm_type, c10::nullopt, false, at::kDouble).item<double>();
       local = take_max ? max_or_nan(local, norm) : local + std::pow(norm, norm_type);
@@ -72,6 +108,9 @@ double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
     if (axis.size > 1) {
       local = join(*axis.gather, local, take_max);
     }
+  }
+  if (comm::Communicator* plan = engine_->parallel().plan.get()) {
+    local = join(*plan, local, take_max);
   }
   const double norm = take_max ? local : std::pow(local, 1.0 / norm_type);
   // The small term keeps the factor finite for a zero gradient; it is PyTorch's, so that both clip
@@ -90,12 +129,14 @@ double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
 
 std::string ShardedModel::find_non_finite() const {
   const c10::NoGradGuard no_grad;
-  // Per rank: index of the parameter in order of registration (-1: none), and whether it is the
-  // gradient.
-  at::Tensor mine = at::empty({2}, at::TensorOptions().dtype(at::kLong));
+  // Per rank: index of the parameter in order of registration (-1: none), whether it is the
+  // gradient, and the rank.
+  comm::Communicator& control = *engine_->parallel().control;
+  at::Tensor mine = at::empty({3}, at::TensorOptions().dtype(at::kLong));
   auto* found = mine.mutable_data_ptr<std::int64_t>();
   found[0] = -1;
   found[1] = 0;
+  found[2] = control.info().global_ranks[static_cast<std::size_t>(control.rank())];
   const std::vector<std::string> names = parameter_names();
   for (const UpdateTensor& update : update_parameters()) {
     for (const bool gradient : {false, true}) {
@@ -110,25 +151,21 @@ std::string ShardedModel::find_non_finite() const {
       }
     }
   }
-  comm::Communicator& ranks = *engine_->parallel().control;
-  const at::Tensor all = internal::gather_rows(ranks, mine);
-  const auto* rows = all.const_data_ptr<std::int64_t>();
-  int best = -1;
-  for (int r = 0; r < ranks.size(); ++r) {
-    if (rows[2 * r] >= 0 && (best < 0 || rows[2 * r] < rows[2 * best])) {
-      best = r;
-    }
+  mine = lowest_row(control, mine);
+  if (comm::Communicator* plan = engine_->parallel().plan.get()) {
+    mine = lowest_row(*plan, mine);
   }
-  if (best < 0) {
+  const auto* worst = mine.const_data_ptr<std::int64_t>();
+  if (worst[0] < 0) {
     return {};
   }
   return concat_text(
       "parameter '",
-      names[static_cast<std::size_t>(rows[2 * best])],
+      names[static_cast<std::size_t>(worst[0])],
       "' (",
-      rows[2 * best + 1] != 0 ? "gradient" : "value",
+      worst[1] != 0 ? "gradient" : "value",
       ") on rank ",
-      ranks.info().global_ranks[static_cast<std::size_t>(best)]
+      worst[2]
   );
 }
 

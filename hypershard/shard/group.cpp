@@ -39,6 +39,13 @@ std::vector<LogicalParam> by_family(std::vector<LogicalParam> params) {
   return params;
 }
 
+comm::Communicator* find_plan_reduce(
+    const std::vector<LogicalParam>& params, const DataParallel& parallel
+) {
+  const std::vector<std::string>& axes = params.front().part.reduce_axes;
+  return axes.empty() ? nullptr : parallel.plan_reduce.at(axes).get();
+}
+
 std::vector<layout::Range> find_gaps(const layout::GroupPacking& packing) {
   std::vector<layout::Range> gaps;
   std::int64_t end = 0;
@@ -97,7 +104,9 @@ ParamGroup::ParamGroup(
       trainable_(trainable),
       parallel_(parallel),
       counters_(counters),
+      plan_reduce_(find_plan_reduce(params_, *parallel)),
       packing_(pack(params_, *parallel)),
+      buffer_numel_(packing_.numel),
       gaps_(find_gaps(packing_)),
       written_(params_.size(), 0),
       arrived_(params_.size(), 0) {}
@@ -324,7 +333,9 @@ void ParamGroup::make_update_tensors() {
       if (part.numel() > 0) {
         update.pieces.push_back(
             {.name = segment.name,
-             .shape = segment.shape,
+             .shape = params_[i].part.block.shape,
+             .block = params_[i].part.block,
+             .is_first = params_[i].part.is_first,
              .range = {part.begin - segment.offset, part.end - segment.offset},
              .offset = part.begin - run.begin}
         );

@@ -17,6 +17,7 @@
 #include "hypershard/shard/buffer_pool.h"
 #include "hypershard/shard/counters.h"
 #include "hypershard/shard/data_parallel.h"
+#include "hypershard/shard/parameter_part.h"
 #include "hypershard/shard/staged_work.h"
 #include "hypershard/shard/swappable_storage.h"
 
@@ -27,9 +28,10 @@ struct LogicalParam {
   std::string name;                  ///< path of its first registration
   std::vector<std::string> aliases;  ///< further paths of the same tensor (tied parameters)
   at::Tensor tensor;  ///< the module's own handle; its data become a view of the group's buffer
-  std::vector<std::int64_t> shape;
-  std::string family;    ///< update family: parameters of one family lie side by side
-  bool on_meta = false;  ///< constructed without memory; must be initialised
+  std::vector<std::int64_t> shape;  ///< of `tensor`, on this rank
+  ParameterPart part;               ///< of the logical parameter, what `tensor` is
+  std::string family;               ///< update family: parameters of one family lie side by side
+  bool on_meta = false;             ///< constructed without memory; must be initialised
 };
 
 /// The dtypes of a group, all settled.
@@ -62,7 +64,9 @@ struct ReduceOptions {
 struct UpdatePiece {
   std::string name;                 ///< logical parameter
   std::vector<std::int64_t> shape;  ///< its global shape
-  layout::Range range;              ///< of its flattened elements
+  layout::Block block;              ///< what of it this rank's local tensor is; mostly the whole
+  bool is_first = true;             ///< see ParameterPart::is_first
+  layout::Range range;              ///< of the block's flattened elements
   std::int64_t offset = 0;          ///< where they start in the update tensor
 };
 
@@ -113,7 +117,12 @@ class ParamGroup {
 
   std::int64_t whole_storage_bytes() const { return bytes(dtypes_.storage); }
   std::int64_t whole_compute_bytes() const { return bytes(dtypes_.compute); }
-  std::int64_t whole_reduce_bytes() const { return bytes(dtypes_.reduce); }
+  /// Bytes of a buffer for the gradients: on all ranks of the plan axes as many as on the one that
+  /// needs most, so that all of them hand buffers from unit to unit alike.
+  std::int64_t gradient_buffer_bytes() const {
+    return buffer_numel_ * static_cast<std::int64_t>(c10::elementSize(dtypes_.reduce));
+  }
+  void set_gradient_buffer_numel(std::int64_t numel) { buffer_numel_ = numel; }
   layout::Range runtime_range() const {
     return packing_.range(parallel_->coordinates(parallel_->runtime_levels));
   }
@@ -211,6 +220,7 @@ class ParamGroup {
   }
   void adopt_parameters();
   void allocate_rest();
+  bool gradient_is_whole() const;
   void gather_levels(
       const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level
   );
@@ -224,7 +234,9 @@ class ParamGroup {
   bool trainable_;
   const DataParallel* parallel_;
   Counters* counters_;
+  comm::Communicator* plan_reduce_;  // null: gradients are complete once the data axes are done
   layout::GroupPacking packing_;
+  std::int64_t buffer_numel_;
   std::vector<layout::Range> gaps_;
 
   RuntimeMode mode_ = RuntimeMode::kResident;

@@ -1,5 +1,6 @@
 // The gradient plane of a group: one buffer per accumulation, reduced in place, brought to rest as
 // update gradients.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -82,9 +83,17 @@ void ParamGroup::allocate_rest() {
   }
 }
 
+// A question of the layout, not of sizes: ranks of the plan axes must answer it alike, and one of
+// them may hold no element.
+bool ParamGroup::gradient_is_whole() const {
+  const auto levels = parallel_->cuts.begin() + parallel_->gradient_levels;
+  return std::all_of(parallel_->cuts.begin(), levels, [](const DataAxis& axis) {
+    return axis.size == 1;
+  });
+}
+
 at::Tensor ParamGroup::whole_rest() {
-  if (gradient_range().numel() != packing_.numel || dtypes_.reduce != dtypes_.update ||
-      !gradient_is_fresh()) {
+  if (!gradient_is_whole() || dtypes_.reduce != dtypes_.update || !gradient_is_fresh()) {
     return {};
   }
   allocate_rest();
@@ -132,13 +141,14 @@ void ParamGroup::add_reduce_stages(
   bool in_rest = !stays && rest_.data_ptr() == slot.data_ptr() && packing_.numel > 0;
   bool divided = false;  // by the collective that brings the sum to rest, at no pass of its own
   const auto run = [&](const Step& step, bool last) {
+    const bool divides = last && plan_reduce_ == nullptr;
     const layout::Range before = here;
     at::Tensor input = current;
     if (step.scatter) {
       here = packing_.range(parallel_->coordinates(step.level + 1));
     }
-    const comm::Reduction reduction{comm::ReduceOp::kSum, last ? options.divisor : 1};
-    divided = last;
+    const comm::Reduction reduction{comm::ReduceOp::kSum, divides ? options.divisor : 1};
+    divided = divides;
     if (!step.scatter) {
       stages.push_back([this, axis = step.axis, input, reduction] {
         return axis->reduce->all_reduce(input, reduction, unit_);
@@ -193,6 +203,15 @@ void ParamGroup::add_reduce_stages(
   }
   for (std::size_t i = 0; i < outer.size(); ++i) {
     run(outer[i], i + 1 == outer.size());
+  }
+  if (plan_reduce_ != nullptr) {
+    counters_->plan_reduced_bytes += current.numel() * current.element_size();
+    stages.push_back(
+        [this, current, reduction = comm::Reduction{comm::ReduceOp::kSum, options.divisor}] {
+          return plan_reduce_->all_reduce(current, reduction, unit_);
+        }
+    );
+    divided = true;
   }
   const Rest rest = stays ? Rest::kInBuffer : in_rest ? Rest::kArrived : Rest::kElsewhere;
   stages.push_back([this, current, left = divided ? 1 : options.divisor, rest] {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "hypershard/layout/strategy.h"
+#include "hypershard/layout/tensor_spec.h"
 
 namespace hypershard::shard {
 
@@ -55,6 +57,16 @@ enum class InitialValues : std::uint8_t {
   kTrust,       ///< take each rank's own part unchecked
 };
 
+/// What a plan says of a parameter whose local tensor is a part of a larger one, or whose gradient
+/// is Partial on a mesh axis that is no data axis; see NOTE [plan axes] in shard/parameter_part.h.
+struct ParameterSpec {
+  /// Global shape, and the layout on the whole mesh: Replicate on the data axes, Replicate or
+  /// Shard on others.
+  layout::TensorSpec spec = {};
+  /// Axes (no data axes) on which its gradient is Partial: summed there after the data axes.
+  std::vector<std::string> reduce_axes = {};
+};
+
 /// Options of fully_shard.
 struct FullyShardOptions {
   layout::Strategy strategy = layout::Strategy::kZero3;
@@ -65,9 +77,13 @@ struct FullyShardOptions {
   std::vector<std::string> units = {};
   /// Globs over parameter paths that stay plain, replicated tensors, left to the caller.
   std::vector<std::string> ignored = {};
-  /// Names the update family of a parameter; parameters of one family share update tensors, so that
-  /// an optimizer can treat families differently. Unset: `decay` for two dimensions and more, else
-  /// `no_decay`.
+  /// Parameters that a plan cuts or whose gradients it leaves Partial, by any of their names;
+  /// plan::parameter_specs makes them. Absent: the local tensor is the whole and its gradient
+  /// complete, equal on all ranks but those of the data axes.
+  std::map<std::string, ParameterSpec> parameters = {};
+  /// Names the update family of a parameter from its global shape; parameters of one family share
+  /// update tensors, so that an optimizer can treat families differently. Unset: `decay` for two
+  /// dimensions and more, else `no_decay`.
   std::function<std::string(std::string_view path, std::span<const std::int64_t> shape)>
       update_family = {};
   MixedPrecision precision = {};

@@ -45,9 +45,14 @@ Place find_parameter(const Engine& engine, std::string_view name) {
   );
 }
 
-at::Tensor cut_out(const ParamGroup& group, std::size_t param, const at::Tensor& whole) {
-  const layout::Segment& segment = group.packing().segments[param];
-  return whole.narrow(0, segment.offset, segment.numel).view(segment.shape).clone();
+// The logical parameter out of a flat tensor that lies like the group's whole. Collective: ranks of
+// the plan axes.
+at::Tensor cut_out(const Engine& engine, const Place& place, const at::Tensor& whole) {
+  const layout::Segment& segment = place.group->packing().segments[place.param];
+  const LogicalParam& param = place.group->params()[place.param];
+  const at::Tensor local = whole.narrow(0, segment.offset, segment.numel).view(segment.shape);
+  const at::Tensor joined = join_parts(local, param.part, engine.parallel().plan.get(), param.name);
+  return joined.is_same(local) ? local.clone() : joined;
 }
 
 }  // namespace
@@ -156,15 +161,13 @@ void ShardedModel::zero_grad() const {
 
 at::Tensor ShardedModel::full_parameter(std::string_view name) const {
   const Place place = find_parameter(*engine_, name);
-  return cut_out(
-      *place.group, place.param, place.group->gather_update(place.group->update_plane())
-  );
+  return cut_out(*engine_, place, place.group->gather_update(place.group->update_plane()));
 }
 
 at::Tensor ShardedModel::full_gradient(std::string_view name) const {
   const c10::NoGradGuard no_grad;
   const Place place = find_parameter(*engine_, name);
-  const ParamGroup& group = *place.group;
+  ParamGroup& group = *place.group;
   if (group.gradient_is_fresh()) {
     return {};
   }
@@ -176,7 +179,7 @@ at::Tensor ShardedModel::full_gradient(std::string_view name) const {
           .copy_(update.tensor.grad());
     }
   }
-  return cut_out(group, place.param, place.group->gather_update(own));
+  return cut_out(*engine_, place, group.gather_update(own));
 }
 
 std::vector<std::string> ShardedModel::parameter_names() const {
@@ -199,8 +202,15 @@ void ShardedModel::initialize(
   engine_->begin_update();
   for (const UpdateTensor& update : update_parameters()) {
     for (const UpdatePiece& piece : update.pieces) {
-      at::Tensor flat = update.tensor.narrow(0, piece.offset, piece.range.numel());
-      nn::fill_range(flat, init(piece.name, piece.shape), seed, piece.name, piece.range.begin);
+      const nn::Init how = init(piece.name, piece.shape);
+      const layout::Block whole = layout::whole_block(piece.shape);
+      for (const layout::BlockRun& run :
+           layout::common_runs(piece.block, piece.range, whole, {0, whole.numel()})) {
+        const std::int64_t begin = piece.offset + run.first - piece.range.begin;
+        nn::fill_range(
+            update.tensor.narrow(0, begin, run.numel), how, seed, piece.name, run.second
+        );
+      }
     }
   }
   engine_->mark_initialised();

@@ -137,7 +137,7 @@ void Unit::reshard() {
 std::int64_t Unit::gradient_bytes() const {
   std::int64_t total = 0;
   for (const auto& group : groups_) {
-    total += group->trainable() ? align_bytes(group->whole_reduce_bytes()) : 0;
+    total += group->trainable() ? align_bytes(group->gradient_buffer_bytes()) : 0;
   }
   return total;
 }
@@ -183,7 +183,7 @@ void Unit::take_gradient_buffer(GradientBuffers& buffers, bool held) {
             typed_view(memory, at, group->packing().numel, group->dtypes().reduce)
         );
       }
-      at += align_bytes(group->whole_reduce_bytes());
+      at += align_bytes(group->gradient_buffer_bytes());
     }
   }
 }

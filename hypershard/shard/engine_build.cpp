@@ -1,0 +1,144 @@
+// How an engine comes to its units: parameters into groups, groups into memory.
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "hypershard/core/error.h"
+#include "hypershard/shard/engine.h"
+#include "hypershard/shard/internal/agreement.h"
+
+namespace hypershard::shard {
+
+namespace {
+
+// Parameters that may share a group, in order of first appearance.
+std::vector<std::vector<UnitParam>> split_in_groups(std::vector<UnitParam> params) {
+  std::vector<std::vector<UnitParam>> groups;
+  for (UnitParam& param : params) {
+    const auto same = [&](const std::vector<UnitParam>& group) {
+      const LogicalParam& first = group.front().param;
+      return group.front().dtypes == param.dtypes &&
+             first.tensor.requires_grad() == param.param.tensor.requires_grad() &&
+             first.part.reduce_axes == param.param.part.reduce_axes;
+    };
+    auto at = std::find_if(groups.begin(), groups.end(), same);
+    if (at == groups.end()) {
+      groups.emplace_back();
+      at = groups.end() - 1;
+    }
+    at->push_back(std::move(param));
+  }
+  return groups;
+}
+
+std::string group_name(const std::string& unit, std::size_t index, std::size_t count) {
+  return count == 1 ? unit : unit + "#" + std::to_string(index);
+}
+
+}  // namespace
+
+void Engine::build_units(std::vector<UnitSpec> specs) {
+  for (std::size_t u = 0; u < specs.size(); ++u) {
+    const std::string path = specs[u].path.empty() ? "root" : specs[u].path;
+    std::vector<std::vector<UnitParam>> split = split_in_groups(std::move(specs[u].params));
+    std::vector<std::unique_ptr<ParamGroup>> groups;
+    for (std::size_t g = 0; g < split.size(); ++g) {
+      std::vector<LogicalParam> params;
+      for (UnitParam& param : split[g]) {
+        if (param.param.on_meta) {
+          uninitialised_.push_back(param.param.name);
+        }
+        params.push_back(std::move(param.param));
+      }
+      const bool trainable = params.front().tensor.requires_grad();
+      groups.push_back(std::make_unique<ParamGroup>(
+          group_name(path, g, split.size()),
+          path,
+          std::move(params),
+          split[g].front().dtypes,
+          trainable,
+          &parallel_,
+          &counters_
+      ));
+    }
+    units_.push_back(std::make_unique<Unit>(
+        static_cast<int>(u), path, u == 0, std::move(groups), &pool_, &counters_
+    ));
+    units_.back()->reshard_after_forward = options_.reshard_after_forward && u != 0;
+  }
+}
+
+void Engine::place_groups() {
+  std::int64_t shared_bytes = 0;
+  std::vector<RuntimeMode> modes;
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups()) {
+      std::string why_not;
+      modes.push_back(ParamGroup::choose_mode(
+          parallel_, group->dtypes(), options_.share != Share::kOff, &why_not
+      ));
+      HS_SUPPORTED(
+          options_.share != Share::kOn || modes.back() == RuntimeMode::kShared,
+          "shard: share = on, but the runtime buffer of group '",
+          group->name(),
+          "' cannot be shared: ",
+          why_not,
+          HS_HINT("use share = auto to gather where memory cannot be shared")
+      );
+      if (modes.back() == RuntimeMode::kShared) {
+        shared_bytes += align_bytes(group->whole_storage_bytes());
+      } else if (why_not_shared_.empty()) {
+        why_not_shared_ = why_not;
+      }
+    }
+  }
+  if (shared_bytes > 0) {
+    comm::Communicator& ranks = *parallel_.cuts.front().gather;
+    shared_ = ranks.allocate_shared(shared_bytes, "runtime parameters");
+    epochs_ = ranks.make_epoch_board(2, "runtime parameters");
+  }
+  std::int64_t at = 0;
+  std::size_t next = 0;
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups()) {
+      const RuntimeMode mode = modes[next++];
+      if (mode == RuntimeMode::kShared) {
+        group->place(mode, shared_->read() + at, shared_->write() + at, shared_);
+        at += align_bytes(group->whole_storage_bytes());
+      } else {
+        group->place(mode, nullptr, nullptr, nullptr);
+      }
+    }
+  }
+}
+
+// Which reductions a rank waits for before it fills a buffer must not depend on how much of a unit
+// it holds: it would wait while a peer of the plan axes waits for it.
+void Engine::agree_on_buffer_sizes() {
+  std::vector<ParamGroup*> groups;
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups()) {
+      groups.push_back(group.get());
+    }
+  }
+  if (!parallel_.plan || groups.empty()) {
+    return;
+  }
+  const auto count = static_cast<std::int64_t>(groups.size());
+  const at::Tensor mine = at::empty({count}, at::TensorOptions().dtype(at::kLong));
+  for (std::int64_t i = 0; i < count; ++i) {
+    mine.mutable_data_ptr<std::int64_t>()[i] = groups[static_cast<std::size_t>(i)]->packing().numel;
+  }
+  const at::Tensor all = internal::gather_rows(*parallel_.plan, mine);
+  const auto* rows = all.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t largest = 0;
+    for (int r = 0; r < parallel_.plan->size(); ++r) {
+      largest = std::max(largest, rows[r * count + i]);
+    }
+    groups[static_cast<std::size_t>(i)]->set_gradient_buffer_numel(largest);
+  }
+}
+
+}  // namespace hypershard::shard
