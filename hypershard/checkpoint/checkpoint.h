@@ -31,15 +31,17 @@ struct TrainState {
 ///
 /// An entry is called by its parameter's logical name when it is whole, else `NAME@BEGIN:END`:
 /// those elements of the flattened parameter, with the whole shape under `shape:NAME` in the file's
-/// metadata. State is called `exp_avg/NAME`. Parameters that were never stepped have no state. The
-/// dtype is that of the update parameters. Padding is not saved, nor are module buffers and
-/// parameters that fully_shard was told to ignore.
+/// metadata. Where a plan cuts a parameter over other axes than data, `NAME[B:E,B:E]` is the part
+/// with these indices, one range a dimension, and `NAME[B:E,B:E]@BEGIN:END` a range of its
+/// flattened elements. State is called `exp_avg/NAME`. Parameters that were never stepped have no
+/// state. The dtype is that of the update parameters. Padding is not saved, nor are module buffers
+/// and parameters that fully_shard was told to ignore.
 
 /// Writes `directory`/step-NNNNNNNN, beside it first and renamed when whole; then points
 /// `directory`/latest at it. Returns the path. A checkpoint of the same step is replaced.
 ///
 /// Each element of every logical parameter and of every optimizer state is written exactly once in
-/// the job: where the update plane is replicated, by the ranks with coordinate 0. All ranks must
+/// the job: where it is replicated, by the first of the ranks that hold it. All ranks must
 /// see one file system. Collective: all ranks of the mesh. Errors: IoError on every rank, naming
 /// the rank that failed, file and cause (disk full, permissions); the older checkpoint stays whole
 /// and `latest` stays where it was. InvalidArgument if the optimizer belongs to another model.

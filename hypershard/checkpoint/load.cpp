@@ -184,7 +184,8 @@ class Plan {
   void read(const std::vector<OwnedPiece>& pieces, const EntryIndex& index) const {
     for (const OwnedPiece& piece : pieces) {
       // The checkpoint may have another of a tied parameter's names first.
-      index.read(piece.prefix + saved_.at(piece.name)->name, piece.range, piece.flat);
+      const std::string key = piece.prefix + saved_.at(piece.name)->name;
+      index.read(key, piece.block, piece.range, piece.flat);
     }
   }
 

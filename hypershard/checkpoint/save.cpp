@@ -36,23 +36,17 @@ using internal::SavedFile;
 using internal::SavedParameter;
 using Json = nlohmann::ordered_json;
 
-std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
-  std::int64_t numel = 1;
-  for (const std::int64_t size : shape) {
-    numel *= size;
-  }
-  return numel;
-}
-
 // A name that reads like a cut of another would be taken for one.
 void check_names(const std::vector<SavedParameter>& parameters) {
   for (const SavedParameter& parameter : parameters) {
-    HS_CHECK_EQ(
-        internal::parse_entry_name(parameter.name).second.numel(),
-        0,
+    const std::string key = internal::parse_entry_name(parameter.name).key;
+    HS_CHECK(
+        key == parameter.name,
         "checkpoint: parameter '",
         parameter.name,
-        "' has a name that ends like an element range",
+        "' has a name that ends like an element range or a part of '",
+        key,
+        "'",
         HS_HINT("rename the parameter")
     );
   }
@@ -68,16 +62,16 @@ SavedFile write_pieces(
   std::vector<SafetensorsEntry> entries;
   std::map<std::string, std::string> metadata{{"format", "pt"}};
   for (const OwnedPiece& piece : pieces) {
-    const std::int64_t numel = numel_of(piece.shape);
-    const std::string name = internal::entry_name(piece.key(), piece.range, numel);
-    const bool is_whole = name == piece.key();
+    const std::string name = internal::entry_name(piece.key(), piece.block, piece.range);
+    const bool is_block = piece.range == layout::Range{0, piece.block.numel()};
     entries.push_back(
         {.name = name,
          .dtype = piece.flat.scalar_type(),
-         .shape = is_whole ? piece.shape : std::vector<std::int64_t>{piece.range.numel()}}
+         .shape =
+             is_block ? piece.block.local_shape() : std::vector<std::int64_t>{piece.range.numel()}}
     );
-    if (!is_whole) {
-      metadata[internal::shape_key(piece.key())] = text_of(piece.shape);
+    if (name != piece.key()) {
+      metadata[internal::shape_key(piece.key())] = text_of(piece.block.shape);
     }
   }
   SavedFile saved{.file = internal::file_name(holds, rank), .holds = holds, .rank = rank};
@@ -103,8 +97,11 @@ void add_empty_parameters(
     if (parameter.numel() == 0) {
       const at::Tensor none = at::empty({0}, at::TensorOptions().dtype(parameter.dtype));
       pieces.push_back(
-          {.prefix = {}, .name = parameter.name, .shape = parameter.shape, .range = {}, .flat = none
-          }
+          {.prefix = {},
+           .name = parameter.name,
+           .block = layout::whole_block(parameter.shape),
+           .range = {},
+           .flat = none}
       );
     }
   }
@@ -173,12 +170,15 @@ std::string write_own(
     state = internal::state_pieces(updates, tensors);
     json["optimizer"] = optimizer_json(updates, *optimizer, tensors);
   }
+  for (std::vector<OwnedPiece>* pieces : {&weights, &state}) {
+    std::erase_if(*pieces, [](const OwnedPiece& piece) { return !piece.is_first; });
+  }
   if (mesh.rank() == 0) {
     const std::vector<SavedParameter> parameters = internal::list_parameters(model);
     check_names(parameters);
     add_empty_parameters(weights, parameters);
   }
-  if (internal::is_writer(model, mesh)) {
+  if (internal::is_writer(model)) {
     if (!weights.empty()) {
       json["files"].push_back(
           file_json(write_pieces(folder, Holds::kWeights, mesh.rank(), std::move(weights)))

@@ -22,7 +22,7 @@ namespace hypershard::plan {
 struct ApplyOptions {
   /// Reduce gradients that are Partial on the plan's axes by a hook on the parameter, before the
   /// gradient is accumulated. False: whoever owns the gradients reduces over
-  /// ResolvedParameter::reduce_axes.
+  /// ResolvedParameter::reduce_axes, such as fully_shard (plan/parameter_specs.h).
   bool reduce_gradients = true;
   /// Install a plan whose problems were collected. It computes something else than the model.
   bool allow_problems = false;

@@ -72,12 +72,14 @@ class ShardedModel {
   /// Scales all reduced gradients so that their joint p-norm is at most `max_norm`; returns the
   /// norm before, the same on all ranks.
   ///
-  /// Every element counts once, however planes are cut. p > 0, or infinity for the largest absolute
-  /// value. A non-finite norm is returned and scales nothing. Collective: ranks of the data axes.
-  /// Errors: InvalidArgument if max_norm is negative or not a number, or p is not positive.
+  /// Every element counts once, however planes and parameters are cut. p > 0, or infinity for the
+  /// largest absolute value. A non-finite norm is returned and scales nothing. Collective: all
+  /// ranks of the mesh. Errors: InvalidArgument if max_norm is negative or not a number, or p is
+  /// not positive.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0) const;
 
-  /// Returns a logical parameter whole, in the update dtype. Collective: ranks of the data axes.
+  /// Returns a logical parameter whole, in the update dtype and its global shape. Collective: all
+  /// ranks of the mesh.
   /// Errors: InvalidArgument with the nearest name.
   at::Tensor full_parameter(std::string_view name) const;
   /// Returns the reduced gradient of a logical parameter whole; undefined if there is none.
@@ -87,14 +89,15 @@ class ShardedModel {
   std::vector<std::string> parameter_names() const;
 
   /// Gives every parameter values that depend on `seed`, its name and element index only, so that
-  /// any mesh starts from the same weights. Collective: ranks of the data axes.
+  /// any mesh starts from the same weights. `init` is given the global shape. Collective: ranks of
+  /// the data axes.
   void initialize(
       const std::function<nn::Init(std::string_view name, at::IntArrayRef shape)>& init,
       std::uint64_t seed
   ) const;
 
   /// Names the first update tensor whose gradient (or value) is not finite on any rank: `parameter
-  /// 'x' (gradient) on rank 3`; empty if all are. Collective: ranks of the data axes.
+  /// 'x' (gradient) on rank 3`; empty if all are. Collective: all ranks of the mesh.
   std::string find_non_finite() const;
 
   const Counters& counters() const;
@@ -111,10 +114,12 @@ class ShardedModel {
 ///
 /// Every module that matches `options.units`, and `module` itself, must be hookable (nn::Hookable
 /// or nn::Hooked). Parameters may be on the meta device: then call initialize() or load a
-/// checkpoint before the first forward. Memory:     the parameters' own memory is freed unless
-/// someone else holds it; planes are allocated once. Collective: all ranks of the mesh, with the
-/// same module and options. Errors:     InvalidArgument for patterns that match nothing, modules
-/// without hooks, a module sharded before, ranks whose parameters differ; names path and rank.
+/// checkpoint before the first forward. What a plan cut over other axes is stated in
+/// options.parameters; a mesh of plan axes alone has one data rank a part. Memory:     the
+/// parameters' own memory is freed unless someone else holds it; planes are allocated once.
+/// Collective: all ranks of the mesh, with the same module and options. Errors:     InvalidArgument
+/// for patterns that match nothing, modules without hooks, a module sharded before, ranks whose
+/// parameters differ; names path and rank.
 ShardedModel fully_shard(
     torch::nn::Module& module, const comm::ProcessMesh& mesh, const FullyShardOptions& options = {}
 );

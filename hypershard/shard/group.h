@@ -108,6 +108,8 @@ class ParamGroup {
   const layout::GroupPacking& packing() const { return packing_; }
   const GroupDtypes& dtypes() const { return dtypes_; }
   RuntimeMode mode() const { return mode_; }
+  /// The plan axes over which its gradients are summed; mostly none.
+  const std::vector<std::string>& reduce_axes() const { return params_.front().part.reduce_axes; }
   /// Tells whether the update tensor is a slice of the runtime shard.
   bool update_is_runtime() const { return update_is_runtime_; }
   bool trainable() const { return trainable_; }

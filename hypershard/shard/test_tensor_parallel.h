@@ -194,6 +194,9 @@ struct TpNetImpl : nn::Hookable<TpNetImpl, at::Tensor(at::Tensor), torch::nn::Mo
   void cut_parameters() {
     const at::NoGradGuard no_grad;
     for (auto& item : named_parameters()) {
+      if (item.key() == "head") {
+        continue;  // the embedding
+      }
       global_shapes[item.key()] = item.value().sizes().vec();
       const layout::TensorSpec spec{
           item.value().sizes().vec(), tp.layout(placement_of(item.key()))

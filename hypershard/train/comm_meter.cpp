@@ -16,6 +16,10 @@ CommMeter::CommMeter(const shard::ShardedModel& model, const comm::Communicator&
     }
   }
   add(parallel.control.get());
+  add(parallel.plan.get());
+  for (const auto& [axes, communicator] : parallel.plan_reduce) {
+    add(communicator.get());
+  }
   add(&everyone);
 }
 

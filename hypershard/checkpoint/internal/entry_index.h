@@ -16,14 +16,22 @@
 
 #include "hypershard/checkpoint/internal/manifest.h"
 #include "hypershard/checkpoint/safetensors.h"
-#include "hypershard/layout/packing.h"
+#include "hypershard/layout/block.h"
 
 namespace hypershard::checkpoint::internal {
 
-/// Returns an entry's name: the key alone if the range is the whole, else `KEY@BEGIN:END`.
-std::string entry_name(const std::string& key, layout::Range range, std::int64_t numel);
-/// Splits `KEY@BEGIN:END`; the range is empty if there is none in the name.
-std::pair<std::string, layout::Range> parse_entry_name(std::string_view name);
+/// Returns an entry's name: the key, `[B:E,B:E]` behind it unless the block is the whole tensor,
+/// and `@BEGIN:END` unless the range is the whole block.
+std::string entry_name(const std::string& key, const layout::Block& block, layout::Range range);
+
+/// What an entry's name says.
+struct EntryName {
+  std::string key;
+  std::vector<layout::Range> ranges = {};  ///< of the block; empty: none in the name
+  layout::Range range = {};                ///< of the block's elements; empty: none in the name
+};
+/// Splits a name. What is no block or range belongs to the key.
+EntryName parse_entry_name(std::string_view name);
 /// Returns the metadata key that holds the whole shape of a cut entry.
 std::string shape_key(const std::string& key);
 
@@ -44,9 +52,15 @@ class EntryIndex {
 
   /// Tells whether there is such a logical tensor: `NAME` or `exp_avg/NAME`.
   bool has(const std::string& key) const { return tensors_.count(key) > 0; }
-  /// Copies a range of a logical tensor to `flat`, converting its dtype.
-  /// Shapes: flat [range.numel()], contiguous. Errors: IoError for a key that is not there.
-  void read(const std::string& key, layout::Range range, const at::Tensor& flat) const;
+  /// Copies a range of a block of a logical tensor to `flat`, converting its dtype.
+  /// Shapes: flat [range.numel()], contiguous; the block's shape that of the tensor. Errors:
+  /// IoError for a key that is not there.
+  void read(
+      const std::string& key,
+      const layout::Block& block,
+      layout::Range range,
+      const at::Tensor& flat
+  ) const;
   /// Reads a logical tensor whole, in the dtype it was saved in.
   at::Tensor read_whole(const std::string& key) const;
   /// Returns the keys in the manifest's order.
@@ -54,7 +68,8 @@ class EntryIndex {
 
  private:
   struct Source {
-    layout::Range range;
+    layout::Block block;
+    layout::Range range;  // of the block's elements
     const SafetensorsFile* file = nullptr;
     const SafetensorsEntry* entry = nullptr;
   };
@@ -62,11 +77,12 @@ class EntryIndex {
     std::vector<std::int64_t> shape;
     c10::ScalarType dtype{};
     std::int64_t numel = 0;
-    std::vector<Source> sources;  // by range
+    std::vector<Source> sources;  // by block and range
   };
   void add_keys(const SavedParameter& parameter, Holds holds);
   void add_entry(const SafetensorsFile& file, const SafetensorsEntry& entry);
   void check_complete(const std::string& folder);
+  static std::string find_gap(const std::string& key, const Tensor& tensor);
   const Tensor& find(const std::string& key) const;
 
   std::vector<SafetensorsFile> files_;

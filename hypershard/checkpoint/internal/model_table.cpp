@@ -60,9 +60,10 @@ void add_pieces(
     pieces.push_back(
         {.prefix = prefix,
          .name = piece.name,
-         .shape = piece.shape,
+         .block = piece.block,
          .range = piece.range,
-         .flat = tensor.narrow(0, piece.offset, piece.range.numel())}
+         .flat = tensor.narrow(0, piece.offset, piece.range.numel()),
+         .is_first = piece.is_first}
     );
   }
 }
@@ -77,7 +78,7 @@ std::vector<SavedParameter> list_parameters(const shard::ShardedModel& model) {
         parameters.push_back(
             {.name = param.name,
              .aliases = param.aliases,
-             .shape = param.shape,
+             .shape = param.part.block.shape,
              .dtype = group->dtypes().update}
         );
       }
@@ -122,15 +123,16 @@ std::vector<OwnedPiece> state_pieces(
   return pieces;
 }
 
-bool is_writer(const shard::ShardedModel& model, const comm::ProcessMesh& mesh) {
+bool is_writer(const shard::ShardedModel& model) {
   const shard::DataParallel& parallel = model.engine().parallel();
   const auto levels = static_cast<std::ptrdiff_t>(parallel.update_levels);
-  return std::all_of(mesh.mesh().axes().begin(), mesh.mesh().axes().end(), [&](const auto& axis) {
+  // What the update plane is not cut along, the gradient plane is not either.
+  return std::all_of(parallel.summed.begin(), parallel.summed.end(), [&](const auto& axis) {
     const bool split =
         std::any_of(parallel.cuts.begin(), parallel.cuts.begin() + levels, [&](const auto& cut) {
           return cut.name == axis.name;
         });
-    return split || mesh.mesh().coordinate(mesh.rank(), axis.name) == 0;
+    return split || axis.coordinate == 0;
   });
 }
 

@@ -9,8 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "hypershard/checkpoint/internal/manifest.h"
-#include "hypershard/comm/world.h"
-#include "hypershard/layout/packing.h"
+#include "hypershard/layout/block.h"
 #include "hypershard/optim/optimizer.h"
 #include "hypershard/shard/fully_shard.h"
 
@@ -18,11 +17,12 @@ namespace hypershard::checkpoint::internal {
 
 /// A part of a logical tensor in this rank's memory.
 struct OwnedPiece {
-  std::string prefix;               ///< `exp_avg/` for state, empty for weights
-  std::string name;                 ///< of the parameter, in the model
-  std::vector<std::int64_t> shape;  ///< of the whole
-  layout::Range range;              ///< of the flattened whole
-  at::Tensor flat;                  ///< 1-D, range.numel() elements, shares the plane's memory
+  std::string prefix;    ///< `exp_avg/` for state, empty for weights
+  std::string name;      ///< of the parameter, in the model
+  layout::Block block;   ///< of the whole: what its rank's local tensor is, often all
+  layout::Range range;   ///< of the flattened block
+  at::Tensor flat;       ///< 1-D, range.numel() elements, shares the plane's memory
+  bool is_first = true;  ///< no earlier rank on the plan axes holds it: to be saved here
 
   std::string key() const { return prefix + name; }
 };
@@ -38,9 +38,9 @@ std::vector<OwnedPiece> state_pieces(
     const std::vector<shard::UpdateTensor>& updates, const std::vector<optim::StateTensor>& state
 );
 
-/// Tells whether this rank writes what it owns: it has coordinate 0 on every axis along which the
-/// update plane is replicated.
-bool is_writer(const shard::ShardedModel& model, const comm::ProcessMesh& mesh);
+/// Tells whether this rank writes what it owns: it has coordinate 0 on every data axis along which
+/// the update plane is replicated. On the plan axes that is a question of each piece.
+bool is_writer(const shard::ShardedModel& model);
 
 /// How a model's parameters and a checkpoint's fit together.
 struct Match {

@@ -116,7 +116,7 @@ void check_counts(const Described& described, comm::Communicator& ranks) {
       param.shape,
       ") differs in ",
       in_values ? "initial values"
-                : "name, shape, layout, dtype, unit, update family, precision or requires_grad",
+                : "name, shape, dtype, unit, update family, precision, requires_grad or layout",
       " between rank ",
       global(first),
       " and rank ",

@@ -1,0 +1,133 @@
+// Plans under fully_shard: what a plan cuts and what it leaves Partial is trained as the plain
+// model is, for every strategy.
+#include "hypershard/plan/parameter_specs.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "hypershard/plan/test_lab.h"
+#include "hypershard/shard/fully_shard.h"
+
+namespace hypershard::plan {
+namespace {
+
+using layout::Layout;
+using layout::Placement;
+using layout::Strategy;
+
+struct Case {
+  const char* name;
+  std::vector<layout::MeshAxis> axes;
+  Strategy strategy;
+  ShardingPlan (*plan)();
+};
+
+/// This rank's rows and how they lie: cut over the data axes.
+struct Rows {
+  Rows(const at::Tensor& whole, const comm::ProcessMesh& mesh)
+      : layout(layout::replicated_layout(mesh.mesh())) {
+    for (std::size_t i = 0; i < mesh.mesh().axes().size(); ++i) {
+      const layout::MeshAxis& axis = mesh.mesh().axes()[i];
+      if (axis.name != "tp") {
+        layout.placements[i] = Placement::shard(0);
+        data_axes.push_back(axis.name);
+      }
+    }
+    local = test::part_of(whole, layout, mesh);
+  }
+  Layout layout;
+  std::vector<std::string> data_axes;
+  at::Tensor local;
+};
+
+class ParameterSpecsTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ParameterSpecsTest, PlannedAndShardedModelTrainsAsThePlainOne) {
+  const Case& c = GetParam();
+  int size = 1;
+  for (const auto& axis : c.axes) {
+    size *= axis.size;
+  }
+  testing::run_ranks(size, [&](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), c.axes);
+    test::Lab reference(std::make_shared<test::LabSwitches>());
+    test::Lab lab(std::make_shared<test::LabSwitches>());
+    const at::Tensor whole = test::lab_tokens();
+    const Rows rows(whole, *mesh);
+    const auto applied = apply_plan(
+        *lab,
+        c.plan(),
+        mesh,
+        {{rows.local, {whole.sizes().vec(), rows.layout}, "tokens"}},
+        [&] { return std::vector<at::Tensor>{lab->forward(rows.local)}; },
+        {.data_axes = rows.data_axes},
+        {.reduce_gradients = false}
+    );
+    shard::FullyShardOptions options;
+    options.strategy = c.strategy;
+    options.units = {"layer"};
+    options.parameters = parameter_specs(applied.resolved());
+    const shard::ShardedModel sharded = shard::fully_shard(*lab, *mesh, options);
+    for (int step = 0; step < 3; ++step) {
+      reference->zero_grad();
+      sharded.zero_grad();
+      reference->forward(whole).backward();
+      lab->forward(rows.local).backward();
+      sharded.begin_update();
+      const at::NoGradGuard no_grad;
+      for (const auto& item : reference->named_parameters()) {
+        if (item.key() == "head.weight") {
+          continue;  // the embedding's
+        }
+        const at::Tensor found = sharded.full_gradient(item.key());
+        ASSERT_EQ(found.sizes(), item.value().sizes()) << item.key();
+        ASSERT_LE((found - item.value().grad()).abs().max().item<double>(), 1e-13) << item.key();
+        item.value().sub_(item.value().grad(), 0.1);
+      }
+      for (const shard::UpdateTensor& update : sharded.update_parameters()) {
+        at::Tensor tensor = update.tensor;
+        tensor.sub_(tensor.grad(), 0.1);
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Plans,
+    ParameterSpecsTest,
+    ::testing::Values(
+        Case{"tp2", {{"tp", 2}}, Strategy::kZero3, test::lab_tensor_parallel},
+        Case{"sp2", {{"tp", 2}}, Strategy::kZero3, test::lab_sequence_parallel},
+        Case{"zero3_tp", {{"shard", 2}, {"tp", 2}}, Strategy::kZero3, test::lab_tensor_parallel},
+        Case{"zero3_sp", {{"shard", 2}, {"tp", 2}}, Strategy::kZero3, test::lab_sequence_parallel},
+        Case{"zero1_sp", {{"shard", 2}, {"tp", 2}}, Strategy::kZero1, test::lab_sequence_parallel},
+        Case{"ddp_sp", {{"replicate", 2}, {"tp", 2}}, Strategy::kDdp, test::lab_sequence_parallel},
+        Case{
+            "hsdp_sp",
+            {{"replicate", 2}, {"shard", 1}, {"tp", 2}},
+            Strategy::kHsdp,
+            test::lab_sequence_parallel
+        },
+        Case{
+            "hierarchical_sp",
+            {{"replicate", 1}, {"shard", 2}, {"tp", 2}},
+            Strategy::kHierarchical,
+            test::lab_sequence_parallel
+        }
+    ),
+    [](const auto& each) { return std::string(each.param.name); }
+);
+
+TEST(ParameterSpecsNamesTest, BuffersAreLeftOut) {
+  ResolvedPlan plan;
+  plan.parameters.push_back({.name = "w", .reduce_axes = {"tp"}});
+  plan.parameters.push_back({.name = "table", .is_buffer = true});
+  const auto specs = parameter_specs(plan);
+  ASSERT_EQ(specs.size(), 1);
+  EXPECT_EQ(specs.at("w").reduce_axes, std::vector<std::string>{"tp"});
+}
+
+}  // namespace
+}  // namespace hypershard::plan
