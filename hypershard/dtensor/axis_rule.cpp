@@ -37,6 +37,8 @@ std::optional<Placement> reduced(Reduction reduction) {
       return Placement::partial(Placement::Reduce::kMax);
     case Reduction::kMin:
       return Placement::partial(Placement::Reduce::kMin);
+    case Reduction::kInside:
+      return Placement::replicate();
   }
   return std::nullopt;
 }

@@ -42,6 +42,7 @@ enum class Reduction : std::uint8_t {
   kMean,     ///< Partial(avg); pieces must be of equal size
   kMax,      ///< Partial(max); pieces must not be empty
   kMin,      ///< Partial(min); pieces must not be empty
+  kInside,   ///< Replicate: the operator reduces over the axis itself
 };
 
 /// What of an operand the operator uses.

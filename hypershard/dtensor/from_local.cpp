@@ -162,8 +162,8 @@ class Rebalance : public internal::LocalMap {
  public:
   explicit Rebalance(internal::BoxExchange exchange)
       : exchange_(exchange), collective_(std::move(exchange)) {}
-  at::Tensor run(const at::Tensor& local) const override {
-    return collective_.run(local, /*is_owned=*/false, "from_local");
+  at::Tensor run(const at::Tensor& local, bool is_owned) const override {
+    return collective_.run(local, is_owned, "from_local");
   }
 
  protected:

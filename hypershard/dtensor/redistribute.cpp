@@ -54,6 +54,10 @@ at::Tensor Redistribution::operator()(const at::Tensor& local) const {
   return internal::apply_map(program_, local);
 }
 
+at::Tensor Redistribution::operator()(at::Tensor&& local) const {
+  return internal::apply_map(program_, std::move(local));
+}
+
 const layout::TensorSpec& Redistribution::source() const {
   return program_->text().source;
 }

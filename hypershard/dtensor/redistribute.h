@@ -53,6 +53,9 @@ class Redistribution {
   /// Errors: InvalidArgument for another shape; Unsupported where a gradient is asked for through
   /// a Partial maximum or minimum; CommError.
   at::Tensor operator()(const at::Tensor& local) const;
+  /// The same for a tensor that the caller gives away: if nobody else holds it, a reduction takes
+  /// place in its memory.
+  at::Tensor operator()(at::Tensor&& local) const;
 
   const layout::TensorSpec& source() const;
   const layout::TensorSpec& target() const { return target_; }

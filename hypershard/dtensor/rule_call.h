@@ -26,6 +26,7 @@ class RuleCall {
 
   std::string_view name() const;  ///< without overload, e.g. `aten::mm`
   const c10::OperatorHandle& op() const { return call_.op; }
+  const layout::DeviceMesh& mesh() const { return mesh_; }
 
   /// Tells whether there is an argument of that name that is neither None nor undefined.
   bool has(std::string_view argument) const;

@@ -8,7 +8,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/empty.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/nn/cross_entropy.h"
@@ -66,18 +65,6 @@ const nn::RotaryTable& GptImpl::rotary_table(at::ScalarType dtype, at::Device de
   return rotary_;
 }
 
-void GptImpl::start_cache(GptCache& cache, const at::Tensor& x) const {
-  cache.layers.clear();
-  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    const auto make = [&] {
-      return at::empty(
-          {x.size(0), config_.max_sequence, config_.num_kv_heads, config_.head_dim()}, x.options()
-      );
-    };
-    cache.layers.push_back({make(), make()});
-  }
-}
-
 at::Tensor GptImpl::run_block(BlockImpl& block, const at::Tensor& x, const BlockContext& context) {
   if (config_.recompute == RecomputePolicy::kNone || context.cache != nullptr) {
     return block.forward(x, context);
@@ -86,6 +73,10 @@ at::Tensor GptImpl::run_block(BlockImpl& block, const at::Tensor& x, const Block
   return nn::recompute(
       [kept, context](const at::Tensor& input) { return kept->forward(input, context); }, x
   );
+}
+
+nn::RowPartPtr GptImpl::vocabulary_part() const {
+  return nn::row_part_of(head.is_empty() ? embed->weight : head->weight);
 }
 
 at::Tensor GptImpl::forward_impl(
@@ -111,7 +102,7 @@ at::Tensor GptImpl::forward_impl(
     x = at::dropout(x, config_.dropout, is_training());
   }
   if (cache != nullptr && begin == 0) {
-    start_cache(*cache, x);
+    cache->layers.assign(blocks->size(), {});
   }
   BlockContext context{
       .rotary = rotary_table(x.scalar_type(), x.device()).narrow(begin, tokens.size(1)),
@@ -127,7 +118,7 @@ at::Tensor GptImpl::forward_impl(
   }
   x = norm->forward(x);
   const auto logits = head.is_empty() ? nn::linear(x, embed->weight) : head->forward(x);
-  return targets.has_value() ? nn::cross_entropy(logits, *targets) : logits;
+  return targets.has_value() ? nn::cross_entropy(logits, *targets, vocabulary_part()) : logits;
 }
 
 }  // namespace hypershard::model

@@ -17,6 +17,7 @@
 #include "hypershard/nn/linear.h"
 #include "hypershard/nn/rms_norm.h"
 #include "hypershard/nn/rotary.h"
+#include "hypershard/nn/row_part.h"
 
 namespace hypershard::model {
 
@@ -48,6 +49,8 @@ struct GptCache {
 ///         [batch, positions] the scalar mean cross entropy (fp32, or fp64 for fp64; negative
 ///         targets are left out). With a cache, logits of the last position only, [batch, 1,
 ///         vocab_size], and the cache grows.
+/// Under a sharding plan (gpt_plan.h) each rank runs the same code on its heads, hidden units and
+/// rows of the vocabulary; logits are those of vocabulary_part() then, and the loss is the whole's.
 /// Errors: InvalidArgument if positions exceed max_sequence or a token the vocabulary.
 class GptImpl
     : public nn::
@@ -67,6 +70,8 @@ class GptImpl
   );
 
   const GptConfig& config() const { return config_; }
+  /// Returns which of the vocabulary's logits this rank computes, null for all.
+  nn::RowPartPtr vocabulary_part() const;
 
   nn::Embedding embed{nullptr};
   torch::nn::ModuleList blocks{nullptr};
@@ -76,7 +81,6 @@ class GptImpl
  private:
   at::Tensor run_block(BlockImpl& block, const at::Tensor& x, const BlockContext& context);
   const nn::RotaryTable& rotary_table(at::ScalarType dtype, at::Device device);
-  void start_cache(GptCache& cache, const at::Tensor& x) const;
 
   GptConfig config_;
   GptOptions options_;

@@ -1,6 +1,7 @@
 // Forward passes of a GPT block.
 // Layout of activations: [batch, positions, heads, head_dim] in memory throughout, so that heads
-// are views and no transposition is ever carried out.
+// are views and no transposition is ever carried out. Sizes come from the tensors, not from the
+// configuration: under a sharding plan a rank has some of the heads.
 #include "hypershard/model/gpt_block.h"
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "hypershard/core/error.h"
@@ -21,10 +23,18 @@ at::Tensor split_heads(const at::Tensor& x, std::int64_t head_dim) {
   return x.view({x.size(0), x.size(1), x.size(2) / head_dim, head_dim});
 }
 
-/// Writes new keys or values behind the cached ones and returns all of them.
+/// Writes new keys or values behind the cached ones and returns all of them. The first ones make
+/// the cache.
 at::Tensor extend_cache(
-    const at::Tensor& cache, const at::Tensor& fresh, std::int64_t cached_positions
+    at::Tensor& cache,
+    const at::Tensor& fresh,
+    std::int64_t cached_positions,
+    std::int64_t max_positions
 ) {
+  if (!cache.defined()) {
+    cache =
+        at::empty({fresh.size(0), max_positions, fresh.size(2), fresh.size(3)}, fresh.options());
+  }
   const std::int64_t end = cached_positions + fresh.size(1);
   HS_CHECK_LE(end, cache.size(1), "model.gpt: the cache is full");
   cache.narrow(1, cached_positions, fresh.size(1)).copy_(fresh);
@@ -93,12 +103,13 @@ at::Tensor AttentionImpl::forward_impl(const at::Tensor& x, const BlockContext& 
   auto k = nn::rotate(split_heads(wk->forward(x), head_dim), context.rotary);
   auto v = split_heads(wv->forward(x), head_dim);
   if (context.cache != nullptr) {
-    k = extend_cache(context.cache->keys, k, context.cached_positions);
-    v = extend_cache(context.cache->values, v, context.cached_positions);
+    const std::int64_t most = config_.max_sequence;
+    k = extend_cache(context.cache->keys, k, context.cached_positions, most);
+    v = extend_cache(context.cache->values, v, context.cached_positions, most);
   }
   const auto heads =
       context.cached_positions == 0 ? nn::causal_attention(q, k, v) : attend_to_all(q, k, v);
-  return wo->forward(heads.view({x.size(0), x.size(1), config_.dim}));
+  return wo->forward(heads.view({x.size(0), x.size(1), heads.size(2) * heads.size(3)}));
 }
 
 MlpImpl::MlpImpl(const GptConfig& config, const at::TensorOptions& options)

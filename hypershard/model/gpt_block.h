@@ -16,7 +16,7 @@
 namespace hypershard::model {
 
 /// Keys and values of the positions that one layer has seen: [batch, max_sequence, kv_heads,
-/// head_dim] each.
+/// head_dim] each, undefined before the first. Under a sharding plan kv_heads are this rank's.
 struct LayerCache {
   at::Tensor keys;
   at::Tensor values;

@@ -16,6 +16,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/core/random.h"
 #include "hypershard/model/gpt.h"
+#include "hypershard/nn/row_part.h"
 
 namespace hypershard::model {
 namespace {
@@ -109,8 +110,12 @@ std::vector<float> last_logits(
       at::TensorOptions().dtype(at::kLong)
   );
   const auto device = model.norm->weight.device();
-  const auto logits =
-      model.forward(input.to(device), std::nullopt, &cache).to(at::kCPU, at::kFloat).contiguous();
+  auto found = model.forward(input.to(device), std::nullopt, &cache);
+  const auto part = model.vocabulary_part();
+  if (part != nullptr && found.size(-1) != part->total) {
+    found = nn::gather_columns(found, *part);
+  }
+  const auto logits = found.to(at::kCPU, at::kFloat).contiguous();
   const float* data = logits.const_data_ptr<float>();
   return {data, data + logits.numel()};
 }

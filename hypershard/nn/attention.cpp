@@ -52,9 +52,12 @@ internal::AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k) {
 }
 
 bool fits_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  if (q.is_meta()) {
+    return true;  // libtorch's attention does not take them; the shapes are the same
+  }
   const auto dtype = q.scalar_type();
-  return (q.device().is_cpu() || q.is_meta()) && internal::is_kernel_dtype(dtype) &&
-         k.scalar_type() == dtype && v.scalar_type() == dtype &&
+  return q.device().is_cpu() && internal::is_kernel_dtype(dtype) && k.scalar_type() == dtype &&
+         v.scalar_type() == dtype &&
          internal::attention_kernel_fits(shape_of(q, k), dtype == at::kDouble);
 }
 

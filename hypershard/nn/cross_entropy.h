@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "hypershard/nn/row_part.h"
+
 namespace hypershard::nn {
 
 /// Returns the mean over rows of -log softmax(logits)[target], a scalar in fp32 (fp64 for fp64).
@@ -13,5 +15,16 @@ namespace hypershard::nn {
 /// a row for backward. Errors: InvalidArgument if the shapes do not fit or a target is not below
 /// `classes` (names its row).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
+
+/// The same for logits of a projection whose rows may be cut over ranks (null: they are not): the
+/// ranks exchange two numbers a row and never the logits.
+///
+/// Shapes: logits [..., part.count] of this rank's classes, or [..., part.total]; targets [...] of
+/// all classes, alike on all ranks of the part; the result has the same bits on all of them.
+/// Collective: the part's ranks, in forward only. Errors: as above; Unsupported under create_graph
+/// for logits that are a part.
+at::Tensor cross_entropy(
+    const at::Tensor& logits, const at::Tensor& targets, const RowPartPtr& rows_of_head
+);
 
 }  // namespace hypershard::nn

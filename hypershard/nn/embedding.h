@@ -13,6 +13,8 @@ namespace hypershard::nn {
 
 /// Returns the rows of `weight` named by `indices`.
 ///
+/// Where weight has a RowPart, indices are rows of the whole table, and those of other ranks give
+/// zero rows: the sum over the part's ranks is the result.
 /// Where weight has a GradientSlot, backward adds the rows there, in the slot's dtype and in the
 /// order of the indices; the first use of an accumulation zeroes the slot before. No temporary of
 /// the weight's size. Shapes: weight [rows, dim]; indices [...], int64; result [..., dim]. Errors:

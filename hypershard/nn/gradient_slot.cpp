@@ -1,72 +1,19 @@
 // The table from parameters to gradient slots.
-// An entry's weak reference keeps the address of its TensorImpl from being used again, so a live
-// tensor that finds its own address in the table has found its own entry: a lookup needs no
-// validation.
 #include "hypershard/nn/gradient_slot.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
-#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include "hypershard/core/error.h"
+#include "hypershard/nn/internal/parameter_table.h"
 
 namespace hypershard::nn {
 namespace {
 
-struct Entry {
-  c10::weak_intrusive_ptr<at::TensorImpl> param;
-  std::weak_ptr<GradientSlot> slot;
-
-  bool is_dead() const { return param.expired() || slot.expired(); }
-};
-
-class SlotTable {
- public:
-  void set(const at::Tensor& param, const std::shared_ptr<GradientSlot>& slot) {
-    const std::unique_lock lock(mutex_);
-    at::TensorImpl* key = param.unsafeGetTensorImpl();
-    if (slot == nullptr) {
-      entries_.erase(key);
-    } else {
-      entries_.insert_or_assign(
-          key, Entry{c10::weak_intrusive_ptr<at::TensorImpl>(param.getIntrusivePtr()), slot}
-      );
-      if (entries_.size() >= sweep_at_) {
-        std::erase_if(entries_, [](const auto& item) { return item.second.is_dead(); });
-        sweep_at_ = std::max(kFirstSweep, 2 * entries_.size());
-      }
-    }
-    size_.store(entries_.size(), std::memory_order_release);
-  }
-
-  std::shared_ptr<GradientSlot> find(const at::Tensor& param) const {
-    if (size() == 0) {
-      return nullptr;
-    }
-    const std::shared_lock lock(mutex_);
-    const auto found = entries_.find(param.unsafeGetTensorImpl());
-    return found == entries_.end() ? nullptr : found->second.slot.lock();
-  }
-
-  std::size_t size() const { return size_.load(std::memory_order_acquire); }
-
- private:
-  static constexpr std::size_t kFirstSweep = 64;
-
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<const at::TensorImpl*, Entry> entries_;
-  std::size_t sweep_at_ = kFirstSweep;
-  std::atomic<std::size_t> size_ = 0;
-};
+using SlotTable = internal::ParameterTable<std::weak_ptr<GradientSlot>>;
 
 // Never destroyed: parameters with static lifetime may outlive any order of destruction.
 SlotTable& slot_table() {

@@ -5,6 +5,7 @@
 #include "hypershard/layout/mesh.h"
 #include "hypershard/nn/attention.h"
 #include "hypershard/nn/cross_entropy.h"
+#include "hypershard/nn/embedding.h"
 #include "hypershard/nn/rms_norm.h"
 #include "hypershard/nn/rotary.h"
 #include "hypershard/nn/swiglu.h"
@@ -34,6 +35,12 @@ RuleCases layer_cases() {
          const std::int64_t rows = d.even();
          return Arguments{d.real({rows, 7}), d.whole_numbers({rows}, 7)};
        }},
+      {"hypershard::embedding_forward",
+       [](Draw& d) {
+         const std::int64_t rows = d.size();
+         const Sizes indices = d.shape(1);
+         return Arguments{d.real({rows, d.even()}), d.whole_numbers(indices, rows), c10::IValue()};
+       }},
       {"hypershard::rms_norm_forward",
        [](Draw& d) {
          const Sizes shape = d.shape(2, 4);
@@ -58,6 +65,7 @@ void call_every_layer() {
   EXPECT_EQ(causal_attention(one, one, one).dim(), 4);
   EXPECT_EQ(rms_norm(one, one.flatten(), 1e-5).dim(), 4);
   EXPECT_EQ(rotate(one, make_rotary_table(1, 8, 1e4, at::kDouble, at::kCPU)).dim(), 4);
+  EXPECT_EQ(nn::embedding(one.view({1, 8}), at::zeros({2}, at::kLong)).dim(), 2);
   EXPECT_EQ(swiglu(one, one).dim(), 4);
   EXPECT_EQ(cross_entropy(one.view({1, 8}), at::zeros({1}, at::kLong)).dim(), 0);
 }

@@ -14,6 +14,7 @@
 #include "hypershard/dtensor/redistribute.h"
 #include "hypershard/layout/sharding.h"
 #include "hypershard/plan/internal/compiled_boundary.h"
+#include "hypershard/plan/internal/row_parts.h"
 #include "hypershard/plan/internal/site_hooks.h"
 #include "hypershard/plan/tracker.h"
 
@@ -77,6 +78,7 @@ struct AppliedPlan::State {
   ResolvedPlan resolved;
   std::shared_ptr<const comm::ProcessMesh> mesh;
   std::map<std::string, at::Tensor> tensors;  // the model's, by first name
+  internal::RowParts parts;
   std::vector<std::unique_ptr<internal::CompiledBoundary>> boundaries;
   std::vector<std::pair<at::Tensor, unsigned>> gradient_hooks;
   std::unique_ptr<internal::SiteHooks> hooks;
@@ -126,6 +128,7 @@ void AppliedPlan::State::cut_parameters(torch::nn::Module& model) {
         HS_HINT(suggestion(parameter.name, names))
     );
     cut(at->second, parameter, *mesh);
+    parts.add(at->second, parameter.spec, mesh->mesh(), mesh->rank(), mesh.get());
     tensors.emplace(parameter.name, at->second);
   }
 }
@@ -146,7 +149,7 @@ void AppliedPlan::State::install_boundaries(torch::nn::Module& model) {
 void AppliedPlan::State::cross(internal::CompiledBoundary& boundary, at::Tensor& tensor) const {
   BoundaryObserver* observer = thread_observer;
   if (observer == nullptr) [[likely]] {
-    tensor = boundary.cross(tensor);
+    tensor = boundary.cross(std::move(tensor));
     return;
   }
   const TrackingPause pause;

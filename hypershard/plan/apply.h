@@ -49,7 +49,8 @@ class BoundaryObserver {
 BoundaryObserver* set_boundary_observer(BoundaryObserver* observer);
 
 /// A plan in force on a model. Copies share it; the hooks go with the last copy or `remove()`.
-/// Parameters keep their local parts. The model must outlive it. Threads: the model's thread.
+/// Parameters keep their local parts; with the last copy layers forget which rows these are
+/// (nn/row_part.h). The model must outlive it. Threads: the model's thread.
 class AppliedPlan {
  public:
   const ResolvedPlan& resolved() const;

@@ -18,8 +18,9 @@ class LocalMap {
   LocalMap(const LocalMap&) = delete;
   LocalMap& operator=(const LocalMap&) = delete;
 
-  /// Applies the map outside autograd. Collective. The result may be `local` or a view of it.
-  virtual at::Tensor run(const at::Tensor& local) const = 0;
+  /// Applies the map outside autograd. Collective. The result may be `local` or a view of it;
+  /// `is_owned`: it may be written to.
+  virtual at::Tensor run(const at::Tensor& local, bool is_owned) const = 0;
 
   /// Returns the map from the result's gradient to the input's. Collective when first called.
   const std::shared_ptr<const LocalMap>& gradient() const;
@@ -34,6 +35,9 @@ class LocalMap {
 
 /// Applies `map` with autograd where `local` takes part in it, else runs it alone. Backward applies
 /// the gradient map in the same way, so that it can be differentiated again. Collective.
-at::Tensor apply_map(const std::shared_ptr<const LocalMap>& map, const at::Tensor& local);
+///
+/// A moved-in tensor that nobody else holds, by another handle or a view, is written to: the result
+/// may take its memory.
+at::Tensor apply_map(const std::shared_ptr<const LocalMap>& map, at::Tensor local);
 
 }  // namespace hypershard::dtensor::internal

@@ -88,10 +88,9 @@ void StepProgram::check_local(const at::Tensor& local) const {
   );
 }
 
-at::Tensor StepProgram::run(const at::Tensor& local) const {
+at::Tensor StepProgram::run(const at::Tensor& local, bool is_owned) const {
   check_local(local);
   at::Tensor current = local;
-  bool is_owned = false;
   for (const auto& step : bound_) {
     current = step->run(current, is_owned);
   }

@@ -44,7 +44,7 @@ class StepProgram : public LocalMap {
   /// Collective. Errors: as plan_redistribution.
   StepProgram(ProgramText text, std::shared_ptr<const comm::ProcessMesh> mesh);
 
-  at::Tensor run(const at::Tensor& local) const override;
+  at::Tensor run(const at::Tensor& local, bool is_owned) const override;
   const ProgramText& text() const { return text_; }
   const std::vector<layout::RedistributionStep>& steps() const { return steps_; }
   const StepProgram& backward() const;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "hypershard/nn/internal/simd.h"
@@ -111,6 +112,33 @@ HS_INLINE void rotate(const Rotate<T>& k, std::int64_t begin, std::int64_t end) 
   }
 }
 
+template <class A>
+struct LogSum {
+  A largest;
+  A log_sum;  // of the exponentials of differences to the largest
+};
+
+template <class A, class T>
+HS_INLINE LogSum<A> log_sum_of_row(const T* logits, std::int64_t classes) {
+  PackOf<A> largest_pack = PackOf<A>{} + load<A>(logits);
+  A largest = load<A>(logits);
+  for_packs<A>(classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
+    if constexpr (std::is_scalar_v<decltype(zero)>) {
+      largest = larger(load<A>(logits + i), largest);
+    } else {
+      largest_pack = larger(load<PackOf<A>>(logits + i), largest_pack);
+    }
+  });
+  for (std::int64_t lane = 0; lane < kLanes<A>; ++lane) {
+    largest = larger(largest_pack[lane], largest);
+  }
+  Sum<A> sum;
+  for_packs<A>(classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
+    sum.add(exponential(load<decltype(zero)>(logits + i) - largest));
+  });
+  return {largest, std::log(sum.total())};
+}
+
 template <class T>
 HS_INLINE void cross_entropy_forward(
     const CrossEntropyForward<T>& k, std::int64_t begin, std::int64_t end
@@ -123,26 +151,31 @@ HS_INLINE void cross_entropy_forward(
       k.loss[row] = 0;
       continue;
     }
-    PackOf<A> largest_pack = PackOf<A>{} + load<A>(logits);
-    A largest = load<A>(logits);
-    for_packs<A>(k.classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
-      if constexpr (std::is_scalar_v<decltype(zero)>) {
-        largest = larger(load<A>(logits + i), largest);
-      } else {
-        largest_pack = larger(load<PackOf<A>>(logits + i), largest_pack);
-      }
-    });
-    for (std::int64_t lane = 0; lane < kLanes<A>; ++lane) {
-      largest = larger(largest_pack[lane], largest);
+    const LogSum<A> sum = log_sum_of_row<A>(logits, k.classes);
+    k.log_sum_exp[row] = sum.largest + sum.log_sum;
+    k.loss[row] = static_cast<double>(sum.largest - load<A>(logits + k.targets[row])) +
+                  static_cast<double>(sum.log_sum);
+  }
+}
+
+template <class T>
+HS_INLINE void cross_entropy_part(
+    const CrossEntropyPart<T>& k, std::int64_t begin, std::int64_t end
+) {
+  using A = Compute<T>;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* logits = k.logits + row * k.classes;
+    const std::int64_t target = k.targets[row] - k.first_class;
+    const bool is_here = k.targets[row] >= 0 && target >= 0 && target < k.classes;
+    k.at_target[row] = is_here ? load<A>(logits + target) : A(0);
+    if (k.targets[row] < 0) {
+      k.log_sum_exp[row] = 0;
+    } else if (k.classes == 0) {
+      k.log_sum_exp[row] = -std::numeric_limits<A>::infinity();
+    } else {
+      const LogSum<A> sum = log_sum_of_row<A>(logits, k.classes);
+      k.log_sum_exp[row] = sum.largest + sum.log_sum;
     }
-    Sum<A> sum;
-    for_packs<A>(k.classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
-      sum.add(exponential(load<decltype(zero)>(logits + i) - largest));
-    });
-    const A log_sum = std::log(sum.total());
-    k.log_sum_exp[row] = largest + log_sum;
-    k.loss[row] = static_cast<double>(largest - load<A>(logits + k.targets[row])) +
-                  static_cast<double>(log_sum);
   }
 }
 
@@ -166,8 +199,11 @@ HS_INLINE void cross_entropy_backward(
     for_packs<A>(k.classes, [&](std::int64_t i, auto zero) HS_INLINE_LAMBDA {
       store(grad + i, exponential(load<decltype(zero)>(logits + i) - shift) * scale);
     });
-    const A at_target = exponential(load<A>(logits + target) - shift);
-    store(grad + target, (at_target - A(1)) * scale);
+    const std::int64_t here = target - k.first_class;
+    if (here >= 0 && here < k.classes) {
+      const A at_target = exponential(load<A>(logits + here) - shift);
+      store(grad + here, (at_target - A(1)) * scale);
+    }
   }
 }
 
@@ -224,6 +260,11 @@ HS_INLINE void add(To* to, const From* from, std::int64_t n) {
       const CrossEntropyForward<T>& args, std::int64_t begin, std::int64_t end               \
   ) {                                                                                        \
     cross_entropy_forward(args, begin, end);                                                 \
+  }                                                                                          \
+  HS_KERNEL void run_cross_entropy_part(                                                     \
+      const CrossEntropyPart<T>& args, std::int64_t begin, std::int64_t end                  \
+  ) {                                                                                        \
+    cross_entropy_part(args, begin, end);                                                    \
   }                                                                                          \
   HS_KERNEL void run_cross_entropy_backward(                                                 \
       const CrossEntropyBackward<T>& args, std::int64_t begin, std::int64_t end              \

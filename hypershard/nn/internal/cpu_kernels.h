@@ -77,13 +77,25 @@ struct CrossEntropyForward {
   std::int64_t classes;
 };
 
+/// What a rank with a part of the classes contributes.
+template <class T>
+struct CrossEntropyPart {
+  const T* logits;              // [rows, classes]
+  const std::int64_t* targets;  // [rows], of all classes
+  Compute<T>* log_sum_exp;      // [rows], over these classes; 0 where left out
+  Compute<T>* at_target;        // [rows], 0 where the target is none of these classes
+  std::int64_t classes;
+  std::int64_t first_class;
+};
+
 template <class T>
 struct CrossEntropyBackward {
   const T* logits;                // [rows, classes]
-  const std::int64_t* targets;    // [rows]
-  const Compute<T>* log_sum_exp;  // [rows]
+  const std::int64_t* targets;    // [rows], of all classes
+  const Compute<T>* log_sum_exp;  // [rows], over all classes
   T* grad_logits;                 // [rows, classes]
   std::int64_t classes;
+  std::int64_t first_class;  // number of the first of these classes
   double scale;
 };
 
@@ -99,6 +111,9 @@ struct CrossEntropyBackward {
   void run_rotate(const Rotate<T>& args, std::int64_t begin, std::int64_t end);                  \
   void run_cross_entropy_forward(                                                                \
       const CrossEntropyForward<T>& args, std::int64_t begin, std::int64_t end                   \
+  );                                                                                             \
+  void run_cross_entropy_part(                                                                   \
+      const CrossEntropyPart<T>& args, std::int64_t begin, std::int64_t end                      \
   );                                                                                             \
   void run_cross_entropy_backward(                                                               \
       const CrossEntropyBackward<T>& args, std::int64_t begin, std::int64_t end                  \

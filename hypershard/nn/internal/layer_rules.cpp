@@ -1,7 +1,14 @@
 // Each rule says which dimensions run over one index; see hypershard/dtensor/dim_map.h.
 #include "hypershard/nn/internal/layer_rules.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
+
+#include <ATen/core/ivalue.h>
+
+#include "hypershard/core/text.h"
+#include "hypershard/nn/row_part.h"
 
 namespace hypershard::nn::internal {
 namespace {
@@ -60,6 +67,49 @@ DimMap cross_entropy_forward_rule(const RuleCall&) {
   const Dims rows = labels(map, 1, Reduction::kMean);
   map.operands = {{with(rows, Dim::whole())}, {rows}};
   map.outputs = {{Dims{}}, {rows}};
+  return map;
+}
+
+DimMap cross_entropy_part_forward_rule(const RuleCall& call) {
+  const auto part = call.find("part")->toCustomClass<RowPart>();
+  const auto& placements = call.spec(0).layout.placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    const bool is_known =
+        std::find(part->axes.begin(), part->axes.end(), static_cast<int>(axis)) != part->axes.end();
+    const bool is_cut = placements[axis] == layout::Placement::shard(1);
+    if (is_known != is_cut && call.mesh().axes()[axis].size > 1) {
+      return dtensor::refuse(
+          concat_text(
+              "classes of 'logits' ",
+              call.shape(0),
+              is_cut ? " are cut on axis " : " are whole on axis ",
+              call.mesh().axes()[axis].name,
+              is_known ? ", on which the projection's rows are cut"
+                       : ", on which the projection's rows are whole"
+          ),
+          "let the logits lie as the rows of the weight that they come from: Shard(-1) where those "
+          "are Shard(0)"
+      );
+    }
+  }
+  DimMap map;
+  const Dim rows = Dim::of(map.new_label(Reduction::kMean));
+  const Dim classes = Dim::of(map.new_label(Reduction::kInside));
+  map.operands = {{{rows, classes}}, {{rows}}};
+  map.outputs = {{Dims{}}, {{rows}}};
+  return map;
+}
+
+DimMap embedding_forward_rule(const RuleCall& call) {
+  DimMap map;
+  Dims result = labels(map, call.rank(1));
+  const Dims indices = result;
+  const Dim dim = Dim::of(map.new_label());
+  const Dim rows = call.has("first_row") ? Dim::of(map.new_label(Reduction::kSum)) : Dim::whole();
+  result.push_back(dim);
+  map.operands = {{{rows, dim}}, {indices}};
+  map.outputs = {{result}};
+  map.terms = {{0}};
   return map;
 }
 

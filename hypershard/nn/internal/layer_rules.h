@@ -11,6 +11,11 @@ dtensor::DimMap attention_forward_rule(const dtensor::RuleCall& call);
 /// logits [rows, classes], targets [rows]: rows may be cut; the loss is then Partial(avg), right if
 /// all pieces have as many targets that count.
 dtensor::DimMap cross_entropy_forward_rule(const dtensor::RuleCall& call);
+/// logits [rows, classes], targets [rows], with the rows of the projection that made the logits:
+/// rows may be cut as above, classes on exactly the axes that the operator itself reduces over.
+dtensor::DimMap cross_entropy_part_forward_rule(const dtensor::RuleCall& call);
+/// weight [rows, dim], indices [...]: all may be cut; the rows of a part become Partial(sum).
+dtensor::DimMap embedding_forward_rule(const dtensor::RuleCall& call);
 /// x [..., dim], weight [dim]: all but the last dimension may be cut.
 dtensor::DimMap rms_norm_forward_rule(const dtensor::RuleCall& call);
 /// x [batch, positions, heads, width], tables [positions, width / 2]: positions may be cut if those

@@ -58,8 +58,9 @@ const dtensor::Redistribution& CompiledBoundary::for_shape(at::IntArrayRef local
   return compiled_.insert(compiled_.begin() + 1, compile(local.vec(), std::move(global)))->run;
 }
 
-at::Tensor CompiledBoundary::cross(const at::Tensor& arriving) {
-  return for_shape(arriving.sizes())(arriving);
+at::Tensor CompiledBoundary::cross(at::Tensor arriving) {
+  const dtensor::Redistribution& run = for_shape(arriving.sizes());
+  return run(std::move(arriving));
 }
 
 }  // namespace hypershard::plan::internal

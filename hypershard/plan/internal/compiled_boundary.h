@@ -22,8 +22,9 @@ class CompiledBoundary {
  public:
   /// Collective: all ranks of the mesh. `boundary` must outlive it.
   CompiledBoundary(const ResolvedBoundary& boundary, std::shared_ptr<const comm::ProcessMesh> mesh);
-  /// Returns what the program goes on with. Collective, in backward too.
-  at::Tensor cross(const at::Tensor& arriving);
+  /// Returns what the program goes on with. Collective, in backward too. A moved-in tensor that
+  /// nobody else holds may be written to.
+  at::Tensor cross(at::Tensor arriving);
   const ResolvedBoundary& boundary() const { return boundary_; }
   std::size_t num_compiled() const { return compiled_.size(); }
 

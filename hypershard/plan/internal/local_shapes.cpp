@@ -19,6 +19,7 @@ LocalShapes::LocalShapes(
       changed_.emplace_back(handle, handle.variable_data());
       handle.set_data(at::zeros(local, handle.options().requires_grad(false)));
     }
+    parts_.add(parameter.tensor, parameter.spec, mesh, rank, /*ranks=*/nullptr);
   }
 }
 

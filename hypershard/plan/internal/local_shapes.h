@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "hypershard/layout/mesh.h"
+#include "hypershard/plan/internal/row_parts.h"
 #include "hypershard/plan/match.h"
 
 namespace hypershard::plan::internal {
@@ -24,6 +25,7 @@ class LocalShapes {
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> changed_;  // handle, what it held
+  RowParts parts_;                                          // without communicators
 };
 
 }  // namespace hypershard::plan::internal
