@@ -1,5 +1,5 @@
-// The dispatch key on which a program's operators can be watched, and how machinery below the program
-// stays out of sight: what an engine or a boundary does is not what the model says.
+// The dispatch key on which a program's operators can be watched, and how machinery below the
+// program stays out of sight: what an engine or a boundary does is not what the model says.
 #pragma once
 
 #include <c10/core/DispatchKey.h>

@@ -55,8 +55,8 @@ struct UnitSpec {
 /// rendezvous of the ranks that share the runtime buffer: nobody writes while a peer may read,
 /// nobody reads before every owner has published.
 ///
-/// Its own operators, whose order depends on timing, are kept from whoever watches the program's (see
-/// nn/watched_operators.h); casts of inputs and outputs are the program's.
+/// Its own operators, whose order depends on timing, are kept from whoever watches the program's
+/// (see nn/watched_operators.h); casts of inputs and outputs are the program's.
 ///
 /// Life cycle: constructed collectively; events come from one thread; an exception from an event
 /// leaves the iteration, which the next root forward starts afresh. Threads: one, the rank's.

@@ -38,6 +38,13 @@ void bind_run(Schema& schema, RunSection& run) {
                   "ranks."}
       )
       .bind(
+          "validate_every",
+          &run.validate_every,
+          {.min = 0,
+           .doc = "Steps between steps that are validated: each operator's layouts, what ranks "
+                  "must have alike, and every gradient against an unsharded step; 0: none."}
+      )
+      .bind(
           "pin_cores",
           &run.pin_cores,
           {.doc = "With --ranks: give each rank cores of its own where there are enough."}
@@ -268,13 +275,6 @@ void bind_rest(Schema& schema, RunConfig& config) {
           &config.log.profile,
           {.doc = "Print where the time of the traced steps and the memory went, by part and by "
                   "module."}
-      )
-      .bind(
-          "validate_every",
-          &config.log.validate_every,
-          {.min = 0,
-           .doc = "Steps between steps that are validated: each operator's layouts, what ranks "
-                  "must have alike, and every gradient against an unsharded step; 0: none."}
       );
 }
 

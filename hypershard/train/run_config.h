@@ -29,6 +29,7 @@ struct RunSection {
   std::int64_t seed = 1;
   int threads = 0;  ///< 0: the host's cores by its ranks
   bool pin_cores = true;
+  std::int64_t validate_every = 0;  ///< 0: never
 };
 
 /// The shape of the model.
@@ -147,7 +148,6 @@ struct LogSection {
   std::int64_t trace_first_step = 3;
   std::int64_t trace_steps = 3;  ///< 10 with `profile`, if the key is not given
   bool profile = false;
-  std::int64_t validate_every = 0;  ///< 0: never
 };
 
 /// Everything a training run is told.

@@ -108,7 +108,9 @@ TEST(RunConfigTest, PlanThatCannotBeIsRefused) {
     more.insert(more.begin(), two.begin(), two.end());
     return more;
   };
-  expect_problem(problem_of(kSmallest, two, 3), {"parallel.tp", "groups of 2 ranks", "divisor of 3"});
+  expect_problem(
+      problem_of(kSmallest, two, 3), {"parallel.tp", "groups of 2 ranks", "divisor of 3"}
+  );
   expect_problem(
       problem_of(kSmallest, with({"parallel.plan=[\"tensors\"]"}), 2),
       {"parallel.plan", "'tensors'", "did you mean 'tensor'"}
@@ -127,7 +129,8 @@ TEST(RunConfigTest, PlanThatCannotBeIsRefused) {
       problem_of(kSmallest, with({"model.kv_heads=3"}), 2), {"model.kv_heads", "3 heads of keys"}
   );
   expect_problem(
-      problem_of(kSmallest, with({"parallel.shard=3"}), 4), {"parallel.shard", "by tp = 2", "4 ranks"}
+      problem_of(kSmallest, with({"parallel.shard=3"}), 4),
+      {"parallel.shard", "by tp = 2", "4 ranks"}
   );
   expect_problem(
       problem_of(kSmallest, with({"batch.global_batch=9"}), 4),

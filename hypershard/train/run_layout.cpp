@@ -9,6 +9,7 @@
 
 #include "hypershard/core/error_context.h"
 #include "hypershard/model/gpt.h"
+#include "hypershard/model/gpt_plan.h"
 #include "hypershard/plan/plan_config.h"
 #include "hypershard/train/session.h"
 
@@ -42,19 +43,22 @@ plan::ShardingPlan make_sharding_plan(
     const RunConfig& config, const model::GptConfig& shape, const layout::DeviceMesh& mesh
 ) {
   plan::ShardingPlan plan;
-  if (config.parallel.tp > 1) {
-    (void)shape;
-    (void)mesh;
+  const ParallelSection& parallel = config.parallel;
+  if (parallel.tp > 1 && !parallel.plan.empty()) {
+    plan.add(model::gpt_plan(
+        shape,
+        mesh,
+        {.tensor = parallel.has_plan("tensor"),
+         .sequence = parallel.has_plan("sequence"),
+         .vocabulary = parallel.has_plan("vocabulary")}
+    ));
   }
   plan.add(plan::make_plan(config.plan));
   return plan;
 }
 
 plan::ResolvedPlan resolve_layout(
-    const RunConfig& config,
-    const model::GptConfig& shape,
-    const layout::DeviceMesh& mesh,
-    int rank
+    const RunConfig& config, const model::GptConfig& shape, const layout::DeviceMesh& mesh, int rank
 ) {
   const ErrorContext context("resolve plan");
   // In the dtype that is computed in, so that boundaries tell the bytes that will cross.

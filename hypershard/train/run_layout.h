@@ -28,15 +28,12 @@ plan::ShardingPlan make_sharding_plan(
 /// gradients are left to the data-parallel engine. Collective: no.
 /// Errors: as make_sharding_plan and plan::resolve.
 plan::ResolvedPlan resolve_layout(
-    const RunConfig& config,
-    const model::GptConfig& shape,
-    const layout::DeviceMesh& mesh,
-    int rank
+    const RunConfig& config, const model::GptConfig& shape, const layout::DeviceMesh& mesh, int rank
 );
 
-/// Resolves and installs it on `model`, whose parameters have no values yet; reductions of gradients
-/// are left to the engine. Collective: all ranks of the mesh.
-/// Errors: as resolve_layout and plan::apply_plan.
+/// Resolves and installs it on `model`, whose parameters have no values yet; reductions of
+/// gradients are left to the engine. Collective: all ranks of the mesh. Errors: as resolve_layout
+/// and plan::apply_plan.
 plan::AppliedPlan apply_layout(
     const RunConfig& config,
     const model::GptConfig& shape,

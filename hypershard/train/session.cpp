@@ -20,6 +20,8 @@
 #include "hypershard/optim/adamw.h"
 #include "hypershard/optim/schedule.h"
 #include "hypershard/optim/sgd.h"
+#include "hypershard/plan/parameter_specs.h"
+#include "hypershard/plan/tracker.h"
 #include "hypershard/train/process_memory.h"
 #include "hypershard/train/run_layout.h"
 
@@ -99,6 +101,10 @@ at::ScalarType parameter_dtype(const RunConfig& config) {
 
 at::ScalarType compute_dtype(const RunConfig& config) {
   return dtype_of(config.precision.compute).value_or(parameter_dtype(config));
+}
+
+at::ScalarType storage_dtype(const RunConfig& config) {
+  return dtype_of(config.precision.storage).value_or(compute_dtype(config));
 }
 
 std::string dtype_word(at::ScalarType dtype) {
@@ -209,8 +215,7 @@ data::Batch TrainingData::batch(
     return train->batch(step, micro, data_rank, size);
   }
   const std::int64_t rows = config.batch.global_batch / (config.batch.accumulation * size);
-  const std::int64_t first =
-      step * config.batch.global_batch + (micro * size + data_rank) * rows;
+  const std::int64_t first = step * config.batch.global_batch + (micro * size + data_rank) * rows;
   const at::Tensor tokens = at::empty({rows, config.model.sequence + 1}, at::kLong);
   auto* values = tokens.mutable_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < tokens.numel(); ++i) {
@@ -243,6 +248,7 @@ Session::Session(
   shard::FullyShardOptions sharding = shard_options(config_);
   if (options.validates || config_.has_plan()) {
     applied_ = apply_layout(config_, shape_, *model_, mesh_);
+    sharding.parameters = plan::parameter_specs(applied_->resolved());
   }
   sharded_ = shard::fully_shard(*model_, *mesh_, sharding);
   // Micro-batches have equally many tokens, so the mean over a step is a mean of means.
@@ -271,6 +277,7 @@ double Session::learning_rate(std::int64_t step) const {
 }
 
 data::Batch Session::batch(std::int64_t step, std::int64_t micro) const {
+  const plan::TrackingPause pause;  // how rows are read is not the model's
   return data_.batch(config_, step, micro, data_rank(), num_data_ranks());
 }
 

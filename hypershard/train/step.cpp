@@ -13,6 +13,8 @@
 #include "hypershard/core/trace.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/optim/optimizer.h"
+#include "hypershard/train/exit_code.h"
+#include "hypershard/train/step_check.h"
 
 namespace hypershard::train {
 namespace {
@@ -25,13 +27,13 @@ void set_sync(const Session& session, bool is_last) {
 }
 
 // Runs forward and backward of all micro-batches and returns the sum of this rank's losses.
-double accumulate(const Session& session, std::int64_t step) {
+double accumulate(const Session& session, std::int64_t step, bool may_step) {
   const std::int64_t num_micro = session.config().batch.accumulation;
   double sum = 0;
   for (std::int64_t micro = 0; micro < num_micro; ++micro) {
     set_sync(session, micro + 1 == num_micro);
     session.optimizer().step_in_backward(
-        session.config().optimizer.step_in_backward && micro + 1 == num_micro
+        may_step && session.config().optimizer.step_in_backward && micro + 1 == num_micro
     );
     data::Batch batch;
     {
@@ -113,13 +115,28 @@ double clip(const Session& session) {
   );
 }
 
+// A fault is known on all ranks, with the same text: validation tells it before it throws.
+double accumulate_checked(const Session& session, std::int64_t step, StepCheck& check) {
+  try {
+    check.begin(step);
+    const double loss_sum = accumulate(session, step, /*may_step=*/false);
+    check.end();
+    return loss_sum;
+  } catch (const plan::LayoutError& error) {
+    throw FoundWrong(user_text(error));  // raw-throw: all ranks throw the same
+  }
+}
+
 }  // namespace
 
-StepResult run_step(const Session& session, std::int64_t step, const LocalFailure& pending) {
+StepResult run_step(
+    const Session& session, std::int64_t step, const LocalFailure& pending, StepCheck* check
+) {
   const double lr = session.learning_rate(step);
   session.optimizer().set_lr(lr);
   session.sharded().zero_grad();
-  const double loss_sum = accumulate(session, step);
+  const double loss_sum = check == nullptr ? accumulate(session, step, /*may_step=*/true)
+                                           : accumulate_checked(session, step, *check);
   const Exchange all = exchange(session, loss_sum, pending.failed);
   if (all.failed) {
     agree(session.everyone(), pending);

@@ -244,7 +244,8 @@ void check_plan(const RunConfig& config, ConfigProblems& problems) {
         concat_text(
             "no plan says what the ",
             parallel.tp,
-            " ranks of axis 'tp' divide among them: all would do the same work (expected \"tensor\", "
+            " ranks of axis 'tp' divide among them: all would do the same work (expected "
+            "\"tensor\", "
             "\"sequence\", \"vocabulary\", or rules in section plan)"
         )
     );

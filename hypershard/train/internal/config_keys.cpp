@@ -47,15 +47,17 @@ void bind_parallel(Schema& schema, ParallelSection& parallel) {
           &parallel.tp,
           {.min = 1,
            .max = 1 << 16,
-           .doc = "Size of the innermost mesh axis, whose ranks share their rows of data and divide "
-                  "the model by a plan."}
+           .doc =
+               "Size of the innermost mesh axis, whose ranks share their rows of data and divide "
+               "the model by a plan."}
       )
       .bind(
           "plan",
           &parallel.plan,
-          {.doc = "Ready-made plans over `tp`: \"tensor\" cuts heads and hidden units, \"sequence\" "
-                  "positions between them, \"vocabulary\" embedding, head and loss; if not given, "
-                  "[\"tensor\"] for tp > 1. The rules of section plan are added."}
+          {.doc =
+               "Ready-made plans over `tp`: \"tensor\" cuts heads and hidden units, \"sequence\" "
+               "positions between them, \"vocabulary\" embedding, head and loss; if not given, "
+               "[\"tensor\"] for tp > 1. The rules of section plan are added."}
       )
       .bind(
           "units",
