@@ -22,6 +22,7 @@ void add_train(CLI::App& app, Action& action, const Arguments& arguments);
 void add_data(CLI::App& app, Action& action);
 void add_sample(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
+void add_validate(CLI::App& app, Action& action, const Arguments& arguments);
 void add_info(CLI::App& app, Action& action);
 
 /// Prints a line to stdout.

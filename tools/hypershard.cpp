@@ -17,6 +17,7 @@
 #include "hypershard/core/suggest.h"
 #include "hypershard/train/agreement.h"
 #include "hypershard/train/exit_code.h"
+#include "hypershard/train/step_check.h"
 #include "hypershard/train/version.h"
 
 namespace hypershard::tools {
@@ -39,17 +40,26 @@ constexpr const char* kDescription =
     "\n"
     "  hypershard data text PATH... --out DIR      prepare text\n"
     "  hypershard explain CONFIG --ranks N         see the plan before running it\n"
+    "  hypershard validate CONFIG --ranks N        prove that it computes what the model says\n"
     "  hypershard train CONFIG --ranks N           train\n"
     "  hypershard sample RUN                       let the model write\n"
     "  hypershard info                             what this build and machine can do\n";
 
 constexpr const char* kFooter =
-    "Exit codes: 0 done, 2 bad input or file, 3 communication failed or a rank died, 4 internal\n"
-    "error, 130 stopped by Ctrl-C, SIGTERM or SIGHUP. `hypershard COMMAND --help` says more.";
+    "Exit codes: 0 done, 1 validation found a step wrong, 2 bad input or file, 3 communication "
+    "failed\n"
+    "or a rank died, 4 internal error, 130 stopped by Ctrl-C, SIGTERM or SIGHUP. `hypershard "
+    "COMMAND\n"
+    "--help` says more.";
 
 int run_action(const Action& action) {
   try {
     return action();
+  } catch (const train::FoundWrong& wrong) {
+    if (error_rank().rank <= 0) {
+      print_error(wrong.what());
+    }
+    return train::kExitFoundWrong;
   } catch (const train::AgreedFailure& failure) {
     // All ranks know the same; one of them says so.
     if (error_rank().rank <= 0) {
@@ -118,6 +128,7 @@ int main_of(int argc, char** argv) {
   add_data(app, action);
   add_sample(app, action);
   add_explain(app, action);
+  add_validate(app, action, Arguments(argv + 1, argv + argc));
   add_info(app, action);
   if (const int code = parse(app, argc, argv); code != train::kExitOk) {
     return code < 0 ? train::kExitOk : code;

@@ -30,6 +30,7 @@ struct TrainArguments {
   bool overwrite = false;
   std::string trace;
   bool profile = false;
+  std::int64_t validate_every = 0;
   bool dry_run = false;
   Arguments command_line;
 };
@@ -82,6 +83,9 @@ Plan make_plan(const TrainArguments& arguments, int world_size) {
   }
   if (arguments.profile) {
     overrides.push_back("log.profile=true");
+  }
+  if (arguments.validate_every > 0) {
+    overrides.push_back("run.validate_every=" + std::to_string(arguments.validate_every));
   }
   plan.config->load(config, overrides, world_size);
   return plan;
@@ -188,6 +192,14 @@ void add_train(CLI::App& app, Action& action, const Arguments& command_line) {
       "Print where the time and the memory of a step went, by part and by module (log.profile), "
       "and write the trace, to run.dir/trace.json unless --trace says where"
   );
+  command
+      ->add_option(
+          "--validate-every",
+          arguments->validate_every,
+          "Validate one step in so many, as `hypershard validate` does (run.validate_every)"
+      )
+      ->check(CLI::Range(1, 1 << 30))
+      ->type_name("STEPS");
   command->add_flag(
       "--dry-run",
       arguments->dry_run,

@@ -17,6 +17,7 @@
 #include "hypershard/dtensor/op_rules.h"
 #include "hypershard/layout/mesh.h"
 #include "hypershard/layout/tensor_spec.h"
+#include "hypershard/nn/watched_operators.h"
 #include "hypershard/plan/layout_error.h"
 #include "hypershard/plan/layout_table.h"
 #include "hypershard/plan/tape.h"
@@ -169,16 +170,6 @@ LayoutTracker* current_tracker();
 
 /// Keeps the calling thread's operators from the tracker while alive: for work that is not the
 /// program's, such as a boundary's collectives.
-class TrackingPause {
- public:
-  TrackingPause();
-  ~TrackingPause();
-  TrackingPause(const TrackingPause&) = delete;
-  TrackingPause& operator=(const TrackingPause&) = delete;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
+using TrackingPause = nn::Unwatched;
 
 }  // namespace hypershard::plan

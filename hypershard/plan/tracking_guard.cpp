@@ -16,12 +16,10 @@ namespace hypershard::plan {
 
 namespace {
 
-constexpr c10::DispatchKey kModeKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
-
 thread_local LayoutTracker* thread_tracker = nullptr;
 
 void track(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kModeKey);
+  const c10::impl::ExcludeDispatchKeyGuard below(nn::kWatchKey);
   if (thread_tracker != nullptr) {
     thread_tracker->run(op, stack);
   } else {
@@ -81,7 +79,7 @@ struct TrackingGuard::Impl {
   Impl& operator=(const Impl&) = delete;
 
   std::vector<std::pair<nn::HookPoint*, std::shared_ptr<nn::ForwardHooks>>> hooked;
-  c10::impl::IncludeDispatchKeyGuard include{kModeKey};
+  c10::impl::IncludeDispatchKeyGuard include{nn::kWatchKey};
 };
 
 TrackingGuard::TrackingGuard(LayoutTracker& tracker, torch::nn::Module& model)
@@ -100,12 +98,5 @@ TrackingGuard::~TrackingGuard() = default;
 LayoutTracker* current_tracker() {
   return thread_tracker;
 }
-
-struct TrackingPause::Impl {
-  c10::impl::ExcludeDispatchKeyGuard exclude{kModeKey};
-};
-
-TrackingPause::TrackingPause() : impl_(std::make_unique<Impl>()) {}
-TrackingPause::~TrackingPause() = default;
 
 }  // namespace hypershard::plan

@@ -34,6 +34,10 @@ struct ValidationOptions {
   /// Collectives of the model's own on the plan's axes are an error unless they run inside an
   /// operator that has a rule.
   bool allow_own_collectives = false;
+  /// A data-parallel engine owns parameters and gradients (shard/fully_shard.h). Parameters are
+  /// then compared as each module begins, when they are whole; reduced gradients are the engine's,
+  /// see gradient_equivalence and compare_gradients.
+  bool has_engine = false;
 };
 
 /// What a guard has seen.

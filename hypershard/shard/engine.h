@@ -57,6 +57,9 @@ struct UnitSpec {
 /// time: once a unit's reduction has ended every rank has posted it, and what posts is not read
 /// again before the next root forward.
 ///
+/// Its own operators, whose order depends on timing, are kept from whoever watches the program's
+/// (see nn/watched_operators.h); casts of inputs and outputs are the program's.
+///
 /// Life cycle: constructed collectively; events come from one thread; an exception from an event
 /// leaves the iteration, which the next root forward starts afresh. Threads: one, the rank's.
 class Engine : public std::enable_shared_from_this<Engine> {

@@ -8,6 +8,7 @@
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/trace.h"
+#include "hypershard/nn/watched_operators.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/internal/autograd_hooks.h"
 
@@ -43,6 +44,7 @@ void Engine::begin_backward() {
 }
 
 void Engine::segment_starts_again(int unit) {
+  const nn::Unwatched unwatched;
   if (!in_backward_) {
     begin_backward();
   }
@@ -65,6 +67,7 @@ void Engine::segment_done(int unit) noexcept {
 }
 
 void Engine::pre_backward(int unit) {
+  const nn::Unwatched unwatched;
   const ErrorContext context("backward");
   const ErrorContext unit_context(units_[static_cast<std::size_t>(unit)]->path());
   if (!in_backward_) {
@@ -98,6 +101,7 @@ void Engine::take_buffer(Unit& unit) {
 }
 
 std::pair<at::Tensor, bool> Engine::claim_gradient(int unit, std::size_t group, std::size_t param) {
+  const nn::Unwatched unwatched;
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   if (!in_backward_ || here.reduced || !here.has_gradients()) {
     return {};
@@ -115,6 +119,7 @@ std::pair<at::Tensor, bool> Engine::claim_gradient(int unit, std::size_t group, 
 void Engine::gradient_ready(
     int unit, std::size_t group, std::size_t param, const at::Tensor& gradient
 ) {
+  const nn::Unwatched unwatched;
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   ParamGroup& target = *here.groups()[group];
   const std::string& name = target.params()[param].name;
@@ -190,6 +195,7 @@ void Engine::post(Unit& unit) {
 }
 
 void Engine::inputs_done(int unit) {
+  const nn::Unwatched unwatched;
   Unit& here = *units_[static_cast<std::size_t>(unit)];
   const bool later_use = here.occurrences.plain + here.occurrences.in_segments > 1;
   if (in_backward_ && !here.is_root() && !here.pinned && !later_use &&
@@ -290,6 +296,7 @@ void Engine::drive_until(const comm::WorkPtr& work) {
 }
 
 void Engine::end_backward() {
+  const nn::Unwatched unwatched;
   const ErrorContext context("end of backward");
   // Units that this rank skipped, or whose parameters were not all used: zeros where nothing was
   // written.

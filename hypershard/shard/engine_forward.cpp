@@ -9,6 +9,7 @@
 #include "hypershard/core/error.h"
 #include "hypershard/core/log.h"
 #include "hypershard/core/trace.h"
+#include "hypershard/nn/watched_operators.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/internal/agreement.h"
 #include "hypershard/shard/internal/autograd_hooks.h"
@@ -50,6 +51,7 @@ void Engine::pre_forward(int unit, std::span<at::Tensor* const> inputs) {
 }
 
 void Engine::begin_forward(int unit) {
+  const nn::Unwatched unwatched;
   if (in_backward_ || pass_ != Pass::kNone) {
     reset_iteration();  // an exception ended the last one
   }
@@ -103,6 +105,7 @@ void Engine::start(Unit& unit) {
 }
 
 void Engine::need(int unit) {
+  const nn::Unwatched unwatched;
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   if (target.state() == UnitState::kUnsharded && !target.prefetched) {
     return;  // kept since earlier, on all ranks alike: no entry of the order
@@ -142,6 +145,7 @@ void Engine::finish(int unit) {
 }
 
 void Engine::release(Unit& unit) {
+  const nn::Unwatched unwatched;
   if (unit.state() == UnitState::kUnsharding) {
     finish(unit.index());  // a prefetch nobody used
   }
@@ -235,6 +239,7 @@ void Engine::post_forward(int unit, std::span<at::Tensor* const> outputs) {
 }
 
 void Engine::end_forward() {
+  const nn::Unwatched unwatched;
   // Units that this rank skipped: start them all the same, their peers may have waited for that.
   start_up_to(pass_order_.size());
   for (const int index : pass_order_) {

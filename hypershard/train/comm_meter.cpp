@@ -7,7 +7,11 @@
 
 namespace hypershard::train {
 
-CommMeter::CommMeter(const shard::ShardedModel& model, const comm::Communicator& everyone) {
+CommMeter::CommMeter(
+    const shard::ShardedModel& model,
+    const comm::ProcessMesh& mesh,
+    const comm::Communicator& everyone
+) {
   const shard::DataParallel& parallel = model.engine().parallel();
   for (const auto* axes : {&parallel.cuts, &parallel.summed}) {
     for (const shard::DataAxis& axis : *axes) {
@@ -15,11 +19,14 @@ CommMeter::CommMeter(const shard::ShardedModel& model, const comm::Communicator&
       add(axis.reduce.get());
     }
   }
+  for (const auto& item : parallel.plan_reduce) {
+    add(item.second.get());
+  }
+  for (const layout::MeshAxis& axis : mesh.mesh().axes()) {
+    add(mesh.axis(axis.name).get());
+  }
   add(parallel.control.get());
   add(parallel.plan.get());
-  for (const auto& [axes, communicator] : parallel.plan_reduce) {
-    add(communicator.get());
-  }
   add(&everyone);
 }
 

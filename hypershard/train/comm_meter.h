@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hypershard/comm/communicator.h"
+#include "hypershard/comm/world.h"
 #include "hypershard/shard/fully_shard.h"
 
 namespace hypershard::train {
@@ -17,7 +18,12 @@ namespace hypershard::train {
 /// Holds plain pointers: the communicators may not go before it.
 class CommMeter {
  public:
-  CommMeter(const shard::ShardedModel& model, const comm::Communicator& everyone);
+  /// `mesh`: its axes carry what a plan's boundaries exchange.
+  CommMeter(
+      const shard::ShardedModel& model,
+      const comm::ProcessMesh& mesh,
+      const comm::Communicator& everyone
+  );
 
   /// Returns nanoseconds since birth of the communicators.
   std::int64_t exposed_ns() const;

@@ -36,8 +36,8 @@ double bytes_a_token(const data::TokenFile& file) {
 Evaluation evaluate(const Session& session, const data::EvaluationDataset& text) {
   const TraceSpan span(TraceLane::kCompute, "evaluate");
   const EvaluationMode mode(session.model());
-  const int rank = session.world().rank();
-  const int size = session.world().size();
+  const int rank = session.data_rank();
+  const int size = session.num_data_ranks();
   at::Tensor sums = at::zeros({1}, at::kDouble);
   double& loss_sum = *sums.mutable_data_ptr<double>();
   const std::int64_t num_batches = text.num_batches(size);
@@ -45,7 +45,7 @@ Evaluation evaluate(const Session& session, const data::EvaluationDataset& text)
     const data::EvaluationBatch batch = text.batch(index, rank, size);
     // Every rank runs every forward, since a sharded one communicates; a batch may be all padding.
     const at::Tensor mean = session.model().loss(batch.input, batch.target);
-    if (batch.num_targets > 0) {
+    if (batch.num_targets > 0 && session.speaks_for_data_rank()) {
       loss_sum += mean.item<double>() * static_cast<double>(batch.num_targets);
     }
   }

@@ -10,6 +10,7 @@ namespace hypershard::train {
 /// Exit codes of the program.
 enum ExitCode : int {
   kExitOk = 0,
+  kExitFoundWrong = 1,     ///< validation found a step that computes something else than the model
   kExitBadInput = 2,       ///< a config, an argument, a file or the data; or something not built in
   kExitCommunication = 3,  ///< a peer or a link failed, or a rank died
   kExitInternal = 4,       ///< our bug, or an error of a library that nobody foresaw

@@ -20,7 +20,9 @@ GemmPeak measure_gemm_peak(
   const c10::NoGradGuard no_grad;
   const at::Tensor left = at::ones({shape.rows, shape.inner}, dtype);
   const at::Tensor right = at::ones({shape.columns, shape.inner}, dtype);
-  nn::linear(left, right);  // the layers' own product; the first call sets up threads and packs kernels
+  nn::linear(
+      left, right
+  );  // the layers' own product; the first call sets up threads and packs kernels
   ranks.barrier("train.gemm_peak")->wait();
   double best_s = std::numeric_limits<double>::infinity();
   const Stopwatch whole;

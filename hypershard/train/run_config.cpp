@@ -7,18 +7,12 @@
 #include "hypershard/core/error.h"
 #include "hypershard/model/gpt_config.h"
 #include "hypershard/train/internal/config_checks.h"
+#include "hypershard/train/internal/config_keys.h"
 
 namespace hypershard::train {
 namespace {
 
-using Strategy = layout::Strategy;
-
 constexpr std::int64_t kProfiledSteps = 10;  // fewer say little about where the time went
-
-const std::vector<std::string>& dtype_words() {
-  static const std::vector<std::string> words = {"auto", "fp64", "fp32", "bf16", "fp16"};
-  return words;
-}
 
 void bind_run(Schema& schema, RunSection& run) {
   schema.section("run", "The run as a whole.")
@@ -42,6 +36,13 @@ void bind_run(Schema& schema, RunSection& run) {
            .max = 4096,
            .doc = "Threads inside an operator, for each rank; 0 divides the host's cores by its "
                   "ranks."}
+      )
+      .bind(
+          "validate_every",
+          &run.validate_every,
+          {.min = 0,
+           .doc = "Steps between steps that are validated: each operator's layouts, what ranks "
+                  "must have alike, and every gradient against an unsharded step; 0: none."}
       )
       .bind(
           "pin_cores",
@@ -110,124 +111,6 @@ void bind_data(Schema& schema, DataSection& data) {
           "shuffle",
           &data.shuffle,
           {.doc = "Visit the text in a new random order each epoch; off reads it from the start."}
-      );
-}
-
-void bind_parallel(Schema& schema, ParallelSection& parallel) {
-  schema.section("parallel", "How the model is spread over ranks.")
-      .bind_choice(
-          "strategy",
-          &parallel.strategy,
-          {{"ddp", Strategy::kDdp},
-           {"zero1", Strategy::kZero1},
-           {"zero2", Strategy::kZero2},
-           {"zero3", Strategy::kZero3},
-           {"fsdp", Strategy::kZero3},
-           {"hsdp", Strategy::kHsdp},
-           {"hierarchical", Strategy::kHierarchical}},
-          {.doc = "What is sharded: ddp nothing, zero1 optimizer state, zero2 gradients too, zero3 "
-                  "(or fsdp) parameters too; hsdp shards inside `shard` and repeats over "
-                  "`replicate`; hierarchical is hsdp with optimizer state sharded over both."}
-      )
-      .bind(
-          "replicate",
-          &parallel.replicate,
-          {.min = -1, .doc = "Size of the mesh axis between supernodes; -1 takes what is left."}
-      )
-      .bind(
-          "shard",
-          &parallel.shard,
-          {.min = -1, .doc = "Size of the mesh axis inside a supernode; -1 takes what is left."}
-      )
-      .bind(
-          "units",
-          &parallel.units,
-          {.doc = "Patterns of module paths; what matches is unsharded as one unit."}
-      )
-      .bind(
-          "reshard_after_forward",
-          &parallel.reshard_after_forward,
-          {.doc = "Free a unit's unsharded parameters between its forward and its backward."}
-      )
-      .bind(
-          "forward_prefetch",
-          &parallel.forward_prefetch,
-          {.min = 0, .max = 1 << 16, .doc = "Units whose unshard starts ahead of need in forward."}
-      )
-      .bind(
-          "backward_prefetch",
-          &parallel.backward_prefetch,
-          {.min = 0, .max = 1 << 16, .doc = "Units whose unshard starts ahead of need in backward."}
-      )
-      .bind(
-          "gradient_buffers",
-          &parallel.gradient_buffers,
-          {.min = 1, .max = 1 << 16, .doc = "Units whose reduction may be under way at once."}
-      )
-      .bind_choice(
-          "share",
-          &parallel.share,
-          {{"auto", shard::Share::kAuto}, {"on", shard::Share::kOn}, {"off", shard::Share::kOff}},
-          {.doc = "Whether ranks of one supernode read one copy of the parameters; on is an error "
-                  "where that cannot be, off is for comparison."}
-      )
-      .bind_choice(
-          "backend",
-          &parallel.backend,
-          {{"auto", comm::Backend::kAuto},
-           {"shm", comm::Backend::kShm},
-           {"c10d", comm::Backend::kC10d}},
-          {.doc = "auto: shared memory inside a supernode and c10d between; c10d: everywhere."}
-      )
-      .bind(
-          "supernodes",
-          &parallel.supernodes,
-          {.min = 0,
-           .doc = "Pretend that the ranks form so many supernodes of equal size; 0 goes by host."}
-      )
-      .bind(
-          "timeout_s",
-          &parallel.timeout_s,
-          {.min = 0,
-           .max = 31536000,  // a year, as for HS_TIMEOUT_S; clocks in nanoseconds hold it
-           .doc = "Seconds a collective waits for its peers; 0 takes HS_TIMEOUT_S."}
-      );
-}
-
-void bind_precision(Schema& schema, PrecisionSection& precision) {
-  schema.section("precision", "The dtypes of a parameter's life. auto: fp32.")
-      .bind_choice(
-          "compute",
-          &precision.compute,
-          dtype_words(),
-          {.doc = "What kernels read; fp16 is refused, for "
-                  "there is no loss scaling."}
-      )
-      .bind_choice(
-          "storage",
-          &precision.storage,
-          dtype_words(),
-          {.doc = "What is kept and gathered; auto: as compute."}
-      )
-      .bind_choice(
-          "reduce",
-          &precision.reduce,
-          dtype_words(),
-          {.doc =
-               "What gradients are summed in over ranks; auto: at least fp32; fp16 is refused as "
-               "in `compute`."}
-      )
-      .bind_choice(
-          "update",
-          &precision.update,
-          dtype_words(),
-          {.doc = "Parameters that the optimizer owns, and its state; auto: at least fp32."}
-      )
-      .bind_choice(
-          "output",
-          &precision.output,
-          dtype_words(),
-          {.doc = "The model's result; auto: as the model makes it."}
       );
 }
 
@@ -420,8 +303,9 @@ RunConfigFile::RunConfigFile() {
   bind_run(schema_, config_.run);
   bind_model(schema_, config_.model);
   bind_data(schema_, config_.data);
-  bind_parallel(schema_, config_.parallel);
-  bind_precision(schema_, config_.precision);
+  internal::bind_parallel(schema_, config_.parallel);
+  plan::bind_plan(schema_, &config_.plan);
+  internal::bind_precision(schema_, config_.precision);
   bind_optimizer(schema_, config_.optimizer);
   bind_schedule(schema_, config_.schedule);
   bind_batch(schema_, config_.batch);
@@ -431,10 +315,14 @@ RunConfigFile::RunConfigFile() {
 
 void RunConfigFile::add_checks() {
   schema_.add_check([this](ConfigProblems& problems) {
+    if (config_.parallel.tp > 1 && !schema_.is_given("parallel.plan")) {
+      config_.parallel.plan = {"tensor"};
+    }
     internal::check_model(config_, problems);
     internal::check_text(config_, problems);
     internal::check_precision(config_, problems);
     internal::check_schedule(config_, problems);
+    internal::check_plan(config_, problems);
     internal::check_world(config_, world_size_, problems);
   });
 }

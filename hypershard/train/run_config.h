@@ -6,12 +6,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hypershard/comm/world.h"
 #include "hypershard/core/config.h"
 #include "hypershard/layout/strategy.h"
 #include "hypershard/optim/schedule.h"
+#include "hypershard/plan/plan_config.h"
 #include "hypershard/shard/options.h"
 
 namespace hypershard::model {
@@ -27,6 +29,7 @@ struct RunSection {
   std::int64_t seed = 1;
   int threads = 0;  ///< 0: the host's cores by its ranks
   bool pin_cores = true;
+  std::int64_t validate_every = 0;  ///< 0: never
 };
 
 /// The shape of the model.
@@ -56,6 +59,9 @@ struct ParallelSection {
   layout::Strategy strategy = layout::Strategy::kZero3;
   int replicate = 1;
   int shard = -1;  ///< -1: what is left
+  int tp = 1;      ///< ranks that share one row of data, by a plan
+  /// Ready-made plans over `tp`: tensor, sequence, vocabulary. Filled in for tp > 1 if not given.
+  std::vector<std::string> plan = {};
   std::vector<std::string> units = {"blocks.*"};
   bool reshard_after_forward = true;
   int forward_prefetch = 1;
@@ -65,6 +71,9 @@ struct ParallelSection {
   comm::Backend backend = comm::Backend::kAuto;
   int supernodes = 0;    ///< 0: by host
   double timeout_s = 0;  ///< 0: HS_TIMEOUT_S
+
+  /// Tells whether a ready-made plan is asked for.
+  bool has_plan(std::string_view word) const;
 };
 
 /// Names of dtypes; `auto` leaves the choice to shard::MixedPrecision.
@@ -147,6 +156,7 @@ struct RunConfig {
   ModelSection model;
   DataSection data;
   ParallelSection parallel;
+  plan::PlanConfig plan;
   PrecisionSection precision;
   OptimizerSection optimizer;
   ScheduleSection schedule;
@@ -159,9 +169,13 @@ struct RunConfig {
   std::string metrics_path() const;
   /// Returns the file that a trace goes to, empty for none.
   std::string trace_path() const;
-  /// Returns the sizes of the mesh axes {replicate, shard} for so many ranks.
+  /// Returns the sizes of the mesh axes {replicate, shard, tp} for so many ranks.
   /// Errors: InvalidArgument if they do not fit.
   std::vector<int> mesh_sizes(int world_size) const;
+  /// Returns how many ranks see different rows: those of one `tp` group read the same ones.
+  int num_data_ranks(int world_size) const { return world_size / parallel.tp; }
+  /// Tells whether something is said about axes that are no data axes.
+  bool has_plan() const;
 };
 
 /// Returns the shape of the model. Errors: InvalidArgument naming the field.

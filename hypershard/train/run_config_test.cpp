@@ -69,6 +69,79 @@ TEST(RunConfigTest, OverridesComeAfterTheFile) {
   EXPECT_EQ(file.config().parallel.strategy, layout::Strategy::kHsdp);
 }
 
+TEST(RunConfigTest, TensorParallelRanksTakeTheirShareOfTheMesh) {
+  RunConfigFile file;
+  file.load_text(
+      kSmallest,
+      "run.toml",
+      std::vector<std::string>{"parallel.tp=2", "parallel.replicate=2", "batch.global_batch=4"},
+      8
+  );
+  EXPECT_EQ(file.config().mesh_sizes(8), (std::vector<int>{2, 2, 2}));
+  EXPECT_EQ(file.config().num_data_ranks(8), 4);
+  EXPECT_EQ(file.config().parallel.plan, (std::vector<std::string>{"tensor"}));
+  EXPECT_TRUE(file.config().has_plan());
+  RunConfigFile again;
+  again.load_text(file.to_toml(), "run.toml", std::vector<std::string>{"parallel.tp=1"}, 4);
+  EXPECT_EQ(again.config().mesh_sizes(4), (std::vector<int>{2, 2, 1}));
+  EXPECT_FALSE(again.config().has_plan());
+}
+
+TEST(RunConfigTest, PlanRulesAreReadWithTheRest) {
+  RunConfigFile file;
+  file.load_text(
+      concat_text(kSmallest, "[plan.outputs]\n\"blocks.*.mlp\" = { tp = \"replicate\" }\n"),
+      "run.toml",
+      {},
+      1
+  );
+  ASSERT_EQ(file.config().plan.outputs.size(), 1U);
+  EXPECT_TRUE(file.config().has_plan());
+  RunConfigFile again;
+  again.load_text(file.to_toml(), "run.toml", {}, 1);
+  EXPECT_EQ(again.config().plan.outputs, file.config().plan.outputs);
+}
+
+TEST(RunConfigTest, PlanThatCannotBeIsRefused) {
+  const std::vector<std::string> two = {"parallel.tp=2"};
+  const auto with = [&two](std::vector<std::string> more) {
+    more.insert(more.begin(), two.begin(), two.end());
+    return more;
+  };
+  expect_problem(
+      problem_of(kSmallest, two, 3), {"parallel.tp", "groups of 2 ranks", "divisor of 3"}
+  );
+  expect_problem(
+      problem_of(kSmallest, with({"parallel.plan=[\"tensors\"]"}), 2),
+      {"parallel.plan", "'tensors'", "did you mean 'tensor'"}
+  );
+  expect_problem(
+      problem_of(kSmallest, with({"parallel.plan=[\"sequence\"]"}), 2), {"parallel.plan", "both"}
+  );
+  expect_problem(
+      problem_of(kSmallest, with({"parallel.plan=[]"}), 2), {"parallel.plan", "the same work"}
+  );
+  expect_problem(
+      problem_of(kSmallest, with({"model.heads=3"}), 2),
+      {"model.heads", "3 heads", "parallel.tp = 2", "2 or 4"}
+  );
+  expect_problem(
+      problem_of(kSmallest, with({"model.kv_heads=3"}), 2), {"model.kv_heads", "3 heads of keys"}
+  );
+  expect_problem(
+      problem_of(kSmallest, with({"parallel.shard=3"}), 4),
+      {"parallel.shard", "by tp = 2", "4 ranks"}
+  );
+  expect_problem(
+      problem_of(kSmallest, with({"batch.global_batch=9"}), 4),
+      {"batch.global_batch", "2 data ranks", "8 or 10"}
+  );
+  expect_problem(
+      problem_of(concat_text(kSmallest, "[plan.outputs]\nhead = { tp = \"shart(1)\" }\n")),
+      {"plan.outputs", "shart(1)"}
+  );
+}
+
 TEST(RunConfigTest, UnknownKeyNamesLineAndNearestKey) {
   expect_problem(
       problem_of(concat_text(kSmallest, "[model]\nlayer = 3\n")),
@@ -125,7 +198,7 @@ TEST(RunConfigTest, MeshMustHoldTheRanks) {
 TEST(RunConfigTest, OpenAxisTakesWhatIsLeft) {
   RunConfigFile file;
   file.load_text(kSmallest, "run.toml", std::vector<std::string>{"parallel.replicate=2"}, 8);
-  EXPECT_EQ(file.config().mesh_sizes(8), (std::vector<int>{2, 4}));
+  EXPECT_EQ(file.config().mesh_sizes(8), (std::vector<int>{2, 4, 1}));
 }
 
 TEST(RunConfigTest, OpenAxisMustDivide) {

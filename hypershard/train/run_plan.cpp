@@ -10,9 +10,12 @@
 #include "hypershard/comm/fake/fake_world.h"
 #include "hypershard/core/error.h"
 #include "hypershard/model/gpt.h"
+#include "hypershard/plan/parameter_specs.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/fully_shard.h"
+#include "hypershard/train/internal/boundary_traffic.h"
 #include "hypershard/train/internal/ghost_memory.h"
+#include "hypershard/train/run_layout.h"
 #include "hypershard/train/session.h"
 
 namespace hypershard::train {
@@ -54,6 +57,8 @@ class Planner {
       const std::string& unit,
       std::int64_t bytes
   ) const;
+  bool has_outer_reduction() const;
+  void add_plan_reduce(std::vector<PlannedCollective>& out, const shard::ParamGroup& group) const;
   MemoryPlan plan_memory() const;
   std::int64_t gradient_buffer_bytes() const;
   bool uses_up_gradients(const shard::ParamGroup& group) const;
@@ -177,7 +182,40 @@ void Planner::add_reduce(
             bytes);
       }
     }
+    if (crosses_replicas || !has_outer_reduction()) {
+      add_plan_reduce(out, *group);
+    }
   }
+}
+
+// Tells whether gradients are summed over replicas, which micro-batches may put off.
+bool Planner::has_outer_reduction() const {
+  const auto is_outer = [](const shard::DataAxis& axis) {
+    return axis.name == "replicate" && axis.size > 1;
+  };
+  const auto levels = parallel().cuts.begin() + parallel().gradient_levels;
+  return std::any_of(parallel().cuts.begin(), levels, is_outer) ||
+         std::any_of(parallel().summed.begin(), parallel().summed.end(), is_outer);
+}
+
+// What is Partial on axes of the plan is summed there last, on the slice that is left.
+void Planner::add_plan_reduce(std::vector<PlannedCollective>& out, const shard::ParamGroup& group)
+    const {
+  const std::vector<std::string>& axes = group.params().front().part.reduce_axes;
+  if (axes.empty()) {
+    return;
+  }
+  const comm::Communicator& ranks = *parallel().plan_reduce.at(axes);
+  const std::int64_t bytes = group.gradient_range().numel() * item_bytes(group.dtypes().reduce);
+  out.push_back(
+      {.phase = Phase::kReduce,
+       .op = comm::Op::kAllReduce,
+       .axis = ranks.info().name,
+       .tier = mesh_.tier(axes),
+       .unit = group.unit(),
+       .payload_bytes = bytes,
+       .sent_bytes = 2 * (bytes - bytes / ranks.size())}
+  );
 }
 
 void Planner::add_step(std::vector<PlannedCollective>& out) const {
@@ -322,14 +360,14 @@ RunPlan plan_run(const RunConfig& config, std::int64_t vocab_size, int world_siz
   const layout::Topology topology = planned_topology(config, world_size);
   const bool has_shared_memory = config.parallel.backend != comm::Backend::kC10d;
   const auto world = comm::make_fake_world(rank, topology, {.shared_memory = has_shared_memory});
-  const comm::ProcessMesh mesh(world, make_mesh(config, topology));
-  RunPlan plan(mesh.mesh());
+  const auto mesh = std::make_shared<comm::ProcessMesh>(world, make_mesh(config, topology));
+  RunPlan plan(mesh->mesh());
   plan.rank = rank;
   plan.strategy = to_text(config.parallel.strategy);
   plan.layouts = layout::plane_layouts(
       config.parallel.strategy,
-      mesh.mesh(),
-      layout::find_data_axes(mesh.mesh(), config.parallel.strategy)
+      mesh->mesh(),
+      layout::find_data_axes(mesh->mesh(), config.parallel.strategy)
   );
   plan.parameters = model::num_parameters(shape);
   plan.flops_per_token = model::flops_per_token(shape, config.model.sequence);
@@ -340,9 +378,16 @@ RunPlan plan_run(const RunConfig& config, std::int64_t vocab_size, int world_siz
       shape, {.device = at::kMeta, .dtype = parameter_dtype(config), .seed = std::nullopt}
   );
   shard::FullyShardOptions options = shard_options(config);
+  std::optional<plan::AppliedPlan> applied;
+  if (config.has_plan()) {
+    applied = apply_layout(config, shape, model, mesh);
+    options.parameters = plan::parameter_specs(applied->resolved());
+    plan.resolved = applied->resolved();
+    internal::add_crossings(plan, config);
+  }
   options.initial_values = shard::InitialValues::kTrust;  // there is nobody to compare with
-  const shard::ShardedModel sharded = shard::fully_shard(model, mesh, options);
-  Planner(config, sharded.engine(), mesh.mesh()).fill(plan);
+  const shard::ShardedModel sharded = shard::fully_shard(model, *mesh, options);
+  Planner(config, sharded.engine(), mesh->mesh()).fill(plan);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "hypershard/comm/collective_log.h"
 #include "hypershard/layout/mesh.h"
 #include "hypershard/layout/strategy.h"
+#include "hypershard/plan/resolved_plan.h"
 #include "hypershard/train/run_config.h"
 
 namespace hypershard::train {
@@ -77,6 +79,8 @@ struct RunPlan {
   std::vector<UnitPlan> units;
   std::string why_not_shared;                  ///< empty if all runtime parameters are
   std::vector<PlannedCollective> collectives;  ///< of a step in the middle of a run
+  std::optional<plan::ResolvedPlan> resolved;  ///< with a plan: every boundary, cuts, reductions
+  std::vector<PlannedCollective> crossings;    ///< of the boundaries in a step, by site
   MemoryPlan memory;
 };
 

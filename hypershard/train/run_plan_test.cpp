@@ -1,28 +1,22 @@
 // Checks the plan against what a real step does: the log of every rank's communicators.
 #include "hypershard/train/run_plan.h"
 
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <tuple>
-#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "hypershard/data/prepare.h"
 #include "hypershard/shard/engine.h"
-#include "hypershard/testing/run_ranks.h"
 #include "hypershard/train/session.h"
 #include "hypershard/train/step.h"
+#include "hypershard/train/test_session.h"
 
 namespace hypershard::train {
 namespace {
-
-namespace fs = std::filesystem;
 
 using Entry = std::tuple<std::string, std::string, std::string, std::int64_t>;
 
@@ -35,38 +29,24 @@ struct Case {
 
 class RunPlanTest : public ::testing::TestWithParam<Case> {
  protected:
-  static void SetUpTestSuite() {
-    folder_ = fs::temp_directory_path() / ("hs_run_plan_" + std::to_string(::getpid()));
-    fs::create_directories(folder_);
-    for (const char* name : {"a.txt", "b.txt"}) {
-      std::ofstream file(folder_ / name);
-      for (int line = 0; line < 200; ++line) {
-        file << "line " << line << " of a text without any sense\n";
-      }
-    }
-    data::PrepareOptions options;
-    options.out_dir = (folder_ / "data").string();
-    options.holdout = {"b"};
-    data::prepare_text({(folder_ / "a.txt").string(), (folder_ / "b.txt").string()}, options);
-  }
-  static void TearDownTestSuite() { fs::remove_all(folder_); }
+  static void SetUpTestSuite() { folder_ = std::make_unique<test::TextFolder>("run_plan"); }
+  static void TearDownTestSuite() { folder_.reset(); }
 
-  static void load(RunConfigFile& file, const Case& test) {
-    const std::string text = "[data]\npath = \"" + (folder_ / "data").string() +
-                             "\"\n[model]\nlayers = 3\ndim = 32\nheads = 2\nsequence = 16\n"
-                             "[batch]\nglobal_batch = 24\n";
-    file.load_text(text, "plan.toml", test.overrides, test.num_ranks);
-  }
-
-  static fs::path folder_;
+  static std::unique_ptr<test::TextFolder> folder_;
 };
 
-fs::path RunPlanTest::folder_;
+std::unique_ptr<test::TextFolder> RunPlanTest::folder_;
 
 // Empties the logs of a model's communicators, or adds their entries to `out`.
-void visit_logs(const shard::ShardedModel& model, std::multiset<Entry>* out) {
+void visit_logs(const Session& session, std::multiset<Entry>* out) {
   std::set<comm::Communicator*> seen;
-  const shard::DataParallel& parallel = model.engine().parallel();
+  const shard::DataParallel& parallel = session.sharded().engine().parallel();
+  if (session.config().has_plan()) {
+    seen.insert(session.mesh().axis("tp").get());
+  }
+  for (const auto& item : parallel.plan_reduce) {
+    seen.insert(item.second.get());
+  }
   for (const auto* axes : {&parallel.cuts, &parallel.summed}) {
     for (const shard::DataAxis& axis : *axes) {
       seen.insert(axis.gather.get());
@@ -98,34 +78,33 @@ std::string text_of_entries(const std::multiset<Entry>& entries) {
 TEST_P(RunPlanTest, AgreesWithTheLogOfAStep) {
   const Case& test = GetParam();
   RunConfigFile file;
-  load(file, test);
+  folder_->load(file, test.overrides, test.num_ranks);
   const RunConfig& config = file.config();
   std::vector<std::multiset<Entry>> planned(static_cast<std::size_t>(test.num_ranks));
   std::vector<std::multiset<Entry>> logged(planned.size());
   for (int rank = 0; rank < test.num_ranks; ++rank) {
-    for (const PlannedCollective& each : plan_run(config, 256, test.num_ranks, rank).collectives) {
-      planned[static_cast<std::size_t>(rank)].emplace(
-          to_text(each.op), each.axis, each.unit, each.payload_bytes
-      );
+    const RunPlan plan = plan_run(config, 256, test.num_ranks, rank);
+    for (const auto* list : {&plan.collectives, &plan.crossings}) {
+      for (const PlannedCollective& each : *list) {
+        planned[static_cast<std::size_t>(rank)].emplace(
+            to_text(each.op), each.axis, each.unit, each.payload_bytes
+        );
+      }
     }
   }
-  testing::RunRanksOptions options{.backend = test.backend};
-  const layout::Topology topology = planned_topology(config, test.num_ranks);
-  for (int rank = 0; rank < test.num_ranks; ++rank) {
-    options.supernodes.push_back(std::to_string(topology.supernode_of(rank)));
-  }
-  testing::run_ranks(
+  test::run_on_ranks(
+      config,
       test.num_ranks,
       [&](const std::shared_ptr<comm::World>& world) {
         const Session session(config, world, open_data(config, world->size()));
         session.initialize();
         run_step(session, 0, {});  // the order of units is agreed on in the first
         run_step(session, 1, {});
-        visit_logs(session.sharded(), nullptr);
+        visit_logs(session, nullptr);
         run_step(session, 2, {});
-        visit_logs(session.sharded(), &logged[static_cast<std::size_t>(world->rank())]);
+        visit_logs(session, &logged[static_cast<std::size_t>(world->rank())]);
       },
-      options
+      test.backend
   );
   for (std::size_t rank = 0; rank < planned.size(); ++rank) {
     EXPECT_EQ(text_of_entries(planned[rank]), text_of_entries(logged[rank])) << "rank " << rank;
@@ -167,7 +146,19 @@ INSTANTIATE_TEST_SUITE_P(
              kOff}
         },
         Case{"recompute", 2, {kOff, "model.recompute=true"}},
-        Case{"bf16", 2, {"precision.compute=bf16"}}
+        Case{"bf16", 2, {"precision.compute=bf16"}},
+        Case{"tensor", 2, {"parallel.tp=2"}},
+        Case{"tensor_and_shards", 4, {"parallel.tp=2", "model.recompute=true", kOff}},
+        Case{
+            "sequence_accumulated",
+            4,
+            {"parallel.tp=2",
+             "parallel.plan=tensor,sequence",
+             "parallel.strategy=hsdp",
+             "parallel.replicate=2",
+             "batch.accumulation=2",
+             "batch.sync=inner"}
+        }
     ),
     [](const auto& each) { return each.param.name; }
 );

@@ -133,8 +133,8 @@ std::string units_text(const RunPlan& plan) {
   return table.text();
 }
 
-std::string collectives_text(const RunPlan& plan) {
-  if (plan.collectives.empty()) {
+std::string collectives_text(const std::vector<PlannedCollective>& collectives) {
+  if (collectives.empty()) {
     return "  none: the layouts need no communication\n";
   }
   struct Sum {
@@ -143,7 +143,7 @@ std::string collectives_text(const RunPlan& plan) {
     std::int64_t sent = 0;
   };
   std::map<std::tuple<Phase, std::string, comm::Op, layout::Tier>, Sum> sums;
-  for (const PlannedCollective& each : plan.collectives) {
+  for (const PlannedCollective& each : collectives) {
     Sum& sum = sums[{each.phase, each.axis, each.op, each.tier}];
     ++sum.count;
     sum.payload += each.payload_bytes;
@@ -225,8 +225,18 @@ std::string describe(const RunPlan& plan) {
       "\ncollectives of a step, as rank ",
       plan.rank,
       " sees them (beside a few numbers for loss and norm):\n",
-      collectives_text(plan)
+      collectives_text(plan.collectives)
   );
+  if (plan.resolved.has_value()) {
+    text += concat_text(
+        "\ncollectives of the plan's boundaries in a step:\n",
+        collectives_text(plan.crossings),
+        "\nplan, for one micro-batch, with rank ",
+        plan.rank,
+        "'s bytes: ",
+        plan::to_text(*plan.resolved, plan.mesh)
+    );
+  }
   text += concat_text("\nmemory of rank ", plan.rank, ":\n", memory_text(plan.memory));
   return text;
 }

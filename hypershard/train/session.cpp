@@ -8,17 +8,22 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 
 #include "hypershard/comm/c10d/launch_env.h"
 #include "hypershard/core/env.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/log.h"
 #include "hypershard/core/process.h"
+#include "hypershard/core/random.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/optim/adamw.h"
 #include "hypershard/optim/schedule.h"
 #include "hypershard/optim/sgd.h"
+#include "hypershard/plan/parameter_specs.h"
+#include "hypershard/plan/tracker.h"
 #include "hypershard/train/process_memory.h"
+#include "hypershard/train/run_layout.h"
 
 namespace hypershard::train {
 namespace {
@@ -77,11 +82,11 @@ std::unique_ptr<optim::ShardedOptimizer> build_optimizer(
 
 // Evaluations use rows of the size of a micro-batch, so that they need no memory of their own.
 data::EvaluationOptions evaluation_options(
-    const RunConfig& config, int world_size, std::int64_t max_tokens
+    const RunConfig& config, int num_data_ranks, std::int64_t max_tokens
 ) {
   return {
       .sequence_length = config.model.sequence,
-      .rows_per_rank = config.batch.global_batch / (config.batch.accumulation * world_size),
+      .rows_per_rank = config.batch.global_batch / (config.batch.accumulation * num_data_ranks),
       .max_tokens = max_tokens
   };
 }
@@ -96,6 +101,10 @@ at::ScalarType parameter_dtype(const RunConfig& config) {
 
 at::ScalarType compute_dtype(const RunConfig& config) {
   return dtype_of(config.precision.compute).value_or(parameter_dtype(config));
+}
+
+at::ScalarType storage_dtype(const RunConfig& config) {
+  return dtype_of(config.precision.storage).value_or(compute_dtype(config));
 }
 
 std::string dtype_word(at::ScalarType dtype) {
@@ -134,6 +143,9 @@ layout::DeviceMesh make_mesh(const RunConfig& config, const layout::Topology& to
     axes.push_back({"replicate", sizes[0]});
   }
   axes.push_back({"shard", sizes[1]});
+  if (config.has_plan()) {
+    axes.push_back({"tp", sizes[2]});  // innermost: its ranks exchange activations
+  }
   return layout::DeviceMesh(std::move(axes), topology);
 }
 
@@ -161,6 +173,7 @@ void set_up_process(const RunConfig& config, int local_ranks) {
 
 TrainingData open_data(const RunConfig& config, int world_size) {
   const ErrorContext context("open data");
+  const int num_data_ranks = config.num_data_ranks(world_size);
   TrainingData data;
   data.prepared = data::open_prepared(config.data.path);
   data.train.emplace(
@@ -178,29 +191,69 @@ TrainingData open_data(const RunConfig& config, int world_size) {
   }
   if (config.eval.every > 0 || config.eval.at_start) {
     data.evaluation.emplace(
-        data.prepared.val.path, evaluation_options(config, world_size, config.eval.tokens)
+        data.prepared.val.path, evaluation_options(config, num_data_ranks, config.eval.tokens)
     );
   }
   if (config.eval.at_end) {
     data.final_evaluation.emplace(
-        data.prepared.val.path, evaluation_options(config, world_size, config.eval.final_tokens)
+        data.prepared.val.path, evaluation_options(config, num_data_ranks, config.eval.final_tokens)
     );
   }
   return data;
 }
 
-Session::Session(const RunConfig& config, std::shared_ptr<comm::World> world, TrainingData data)
+TrainingData random_data(std::int64_t vocab_size) {
+  TrainingData data;
+  data.prepared.vocab_size = vocab_size;
+  return data;
+}
+
+data::Batch TrainingData::batch(
+    const RunConfig& config, std::int64_t step, std::int64_t micro, int data_rank, int size
+) const {
+  if (train.has_value()) {
+    return train->batch(step, micro, data_rank, size);
+  }
+  const std::int64_t rows = config.batch.global_batch / (config.batch.accumulation * size);
+  const std::int64_t first = step * config.batch.global_batch + (micro * size + data_rank) * rows;
+  const at::Tensor tokens = at::empty({rows, config.model.sequence + 1}, at::kLong);
+  auto* values = tokens.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < tokens.numel(); ++i) {
+    values[i] = static_cast<std::int64_t>(index_below(
+        static_cast<std::uint64_t>(prepared.vocab_size),
+        static_cast<std::uint64_t>(config.run.seed),
+        stream_of("data/random"),
+        static_cast<std::uint64_t>(first * tokens.size(1) + i)
+    ));
+  }
+  return {
+      .input = tokens.narrow(1, 0, config.model.sequence).contiguous(),
+      .target = tokens.narrow(1, 1, config.model.sequence).contiguous()
+  };
+}
+
+Session::Session(
+    const RunConfig& config,
+    std::shared_ptr<comm::World> world,
+    TrainingData data,
+    const SessionOptions& options
+)
     : config_(config),
       world_(std::move(world)),
       everyone_(world_->world_communicator()),
-      mesh_(world_, make_mesh(config_, world_->topology())),
+      mesh_(std::make_shared<comm::ProcessMesh>(world_, make_mesh(config_, world_->topology()))),
       data_(std::move(data)),
       shape_(gpt_config(config_, data_.prepared.vocab_size)),
       model_(build_model(config_, shape_)) {
-  sharded_ = shard::fully_shard(*model_, mesh_, shard_options(config_));
+  shard::FullyShardOptions sharding = shard_options(config_);
+  if (options.validates || config_.has_plan()) {
+    applied_ = apply_layout(config_, shape_, *model_, mesh_);
+    sharding.parameters = plan::parameter_specs(applied_->resolved());
+  }
+  sharded_ = shard::fully_shard(*model_, *mesh_, sharding);
   // Micro-batches have equally many tokens, so the mean over a step is a mean of means.
   sharded_->set_gradient_divide_factor(
-      static_cast<double>(config_.batch.accumulation) * world_->size()
+      static_cast<double>(config_.batch.accumulation) * num_data_ranks()
   );
   optimizer_ = build_optimizer(config_.optimizer, *sharded_);
 }
@@ -221,6 +274,11 @@ double Session::learning_rate(std::int64_t step) const {
       .min_ratio = schedule.min_lr_ratio
   }
       .at(step);
+}
+
+data::Batch Session::batch(std::int64_t step, std::int64_t micro) const {
+  const plan::TrackingPause pause;  // how rows are read is not the model's
+  return data_.batch(config_, step, micro, data_rank(), num_data_ranks());
 }
 
 std::int64_t Session::tokens_per_step() const {

@@ -13,6 +13,8 @@
 #include "hypershard/core/trace.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/optim/optimizer.h"
+#include "hypershard/train/exit_code.h"
+#include "hypershard/train/step_check.h"
 
 namespace hypershard::train {
 namespace {
@@ -25,21 +27,18 @@ void set_sync(const Session& session, bool is_last) {
 }
 
 // Runs forward and backward of all micro-batches and returns the sum of this rank's losses.
-double accumulate(const Session& session, std::int64_t step) {
+double accumulate(const Session& session, std::int64_t step, bool may_step) {
   const std::int64_t num_micro = session.config().batch.accumulation;
-  const data::TokenDataset& data = *session.data().train;
-  const int rank = session.world().rank();
-  const int size = session.world().size();
   double sum = 0;
   for (std::int64_t micro = 0; micro < num_micro; ++micro) {
     set_sync(session, micro + 1 == num_micro);
     session.optimizer().step_in_backward(
-        session.config().optimizer.step_in_backward && micro + 1 == num_micro
+        may_step && session.config().optimizer.step_in_backward && micro + 1 == num_micro
     );
     data::Batch batch;
     {
       const TraceSpan span(TraceLane::kData, "batch");
-      batch = data.batch(step, micro, rank, size);
+      batch = session.batch(step, micro);
     }
     at::Tensor loss;
     {
@@ -53,8 +52,8 @@ double accumulate(const Session& session, std::int64_t step) {
     sum += loss.item<double>();
   }
   const bool is_last_batch = step + 1 == session.config().schedule.steps;
-  if (!is_last_batch) {
-    data.will_need(step + 1, 0, rank, size);
+  if (!is_last_batch && session.data().train.has_value()) {
+    session.data().train->will_need(step + 1, 0, session.data_rank(), session.num_data_ranks());
   }
   return sum;
 }
@@ -69,13 +68,13 @@ struct Exchange {
 Exchange exchange(const Session& session, double loss_sum, bool failed) {
   at::Tensor sums = at::zeros({3}, at::kDouble);
   double* values = sums.mutable_data_ptr<double>();
-  values[0] = loss_sum;
+  values[0] = session.speaks_for_data_rank() ? loss_sum : 0;
   values[1] = stop_requested() ? 1 : 0;
   values[2] = failed ? 1 : 0;
   const TraceSpan span(TraceLane::kWait, "loss");
   session.everyone().all_reduce(sums, comm::ReduceOp::kSum, "train.loss")->wait();
   const double parts =
-      static_cast<double>(session.config().batch.accumulation) * session.world().size();
+      static_cast<double>(session.config().batch.accumulation) * session.num_data_ranks();
   return {.loss = values[0] / parts, .stop = values[1] > 0, .failed = values[2] > 0};
 }
 
@@ -116,13 +115,28 @@ double clip(const Session& session) {
   );
 }
 
+// A fault is known on all ranks, with the same text: validation tells it before it throws.
+double accumulate_checked(const Session& session, std::int64_t step, StepCheck& check) {
+  try {
+    check.begin(step);
+    const double loss_sum = accumulate(session, step, /*may_step=*/false);
+    check.end();
+    return loss_sum;
+  } catch (const plan::LayoutError& error) {
+    throw FoundWrong(user_text(error));  // raw-throw: all ranks throw the same
+  }
+}
+
 }  // namespace
 
-StepResult run_step(const Session& session, std::int64_t step, const LocalFailure& pending) {
+StepResult run_step(
+    const Session& session, std::int64_t step, const LocalFailure& pending, StepCheck* check
+) {
   const double lr = session.learning_rate(step);
   session.optimizer().set_lr(lr);
   session.sharded().zero_grad();
-  const double loss_sum = accumulate(session, step);
+  const double loss_sum = check == nullptr ? accumulate(session, step, /*may_step=*/true)
+                                           : accumulate_checked(session, step, *check);
   const Exchange all = exchange(session, loss_sum, pending.failed);
   if (all.failed) {
     agree(session.everyone(), pending);

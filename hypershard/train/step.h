@@ -9,6 +9,8 @@
 
 namespace hypershard::train {
 
+class StepCheck;
+
 /// What a step found out; the same on all ranks.
 struct StepResult {
   double loss = 0;       ///< mean over the tokens of the step
@@ -23,8 +25,15 @@ struct StepResult {
 /// between steps) travel with the loss, so that all ranks act on them in the same step. A loss or
 /// gradient that is not finite ends the run on all ranks and names the first parameter with such a
 /// value.
+/// With a `check` the step is validated; what it finds is for the caller to act on. Optimizer steps
+/// in backward are then made after it, with the same result.
 /// Collective: all ranks.
-/// Errors: AgreedFailure; CommError.
-StepResult run_step(const Session& session, std::int64_t step, const LocalFailure& pending);
+/// Errors: AgreedFailure; FoundWrong from a check; CommError.
+StepResult run_step(
+    const Session& session,
+    std::int64_t step,
+    const LocalFailure& pending,
+    StepCheck* check = nullptr
+);
 
 }  // namespace hypershard::train

@@ -40,6 +40,7 @@
 #include "hypershard/train/run_plan.h"
 #include "hypershard/train/session.h"
 #include "hypershard/train/step.h"
+#include "hypershard/train/step_check.h"
 #include "hypershard/train/trace_window.h"
 
 namespace hypershard::train {
@@ -71,6 +72,7 @@ class Trainer {
   void measure_peak();
   void announce();
   void train();
+  StepResult step();
   StepMetrics measure(const StepResult& result, double step_s);
   void report(StepMetrics metrics, const std::optional<Evaluation>& evaluation);
   bool evaluation_is_due() const;
@@ -118,12 +120,19 @@ void Trainer::set_up() {
   run_on_first(everyone, [&] { folder_.check(request_.folder_policy); });
   TrainingData data;
   run_together(everyone, [&] { data = open_data(config(), world_->size()); });
-  run_together(everyone, [&] { session_.emplace(config(), world_, std::move(data)); });
+  run_together(everyone, [&] {
+    session_.emplace(
+        config(),
+        world_,
+        std::move(data),
+        SessionOptions{.validates = config().run.validate_every > 0}
+    );
+  });
   run_together(everyone, [&] { load_or_initialize(); });
   // Before a former run's files go: where the trace cannot be written, nothing is lost.
   run_together(everyone, [&] { open_trace_window(); });
   run_on_first(everyone, [&] { open_folder(); });
-  comm_meter_.emplace(session_->sharded(), everyone);
+  comm_meter_.emplace(session_->sharded(), session_->mesh(), everyone);
   measure_peak();
   run_on_first(everyone, [&] { announce(); });
 }
@@ -181,10 +190,13 @@ void Trainer::measure_peak() {
   GemmPeak peak{.flops_per_s = *known.const_data_ptr<double>()};
   if (peak.flops_per_s == 0) {
     const std::int64_t rows = config().batch.global_batch * config().model.sequence /
-                              (config().batch.accumulation * world_->size());
+                              (config().batch.accumulation * session_->num_data_ranks());
+    const bool cuts_columns = config().parallel.has_plan("tensor");
     peak = measure_gemm_peak(
         session_->everyone(),
-        {.rows = rows, .inner = session_->shape().dim, .columns = session_->shape().hidden_dim},
+        {.rows = rows,
+         .inner = session_->shape().dim,
+         .columns = session_->shape().hidden_dim / (cuts_columns ? config().parallel.tp : 1)},
         compute_dtype(config())
     );
     facts_.gemm_dtype = peak.dtype;
@@ -220,7 +232,7 @@ void Trainer::train() {
     {
       const TraceSpan span(TraceLane::kOther, kStepSpan);
       const Stopwatch watch;
-      result = run_step(*session_, step_, failure_);
+      result = step();
       ++step_;
       metrics = measure(result, watch.elapsed_s());
     }
@@ -235,6 +247,20 @@ void Trainer::train() {
     }
     exposed_before_ns_ = comm_meter_->exposed_ns();
   }
+}
+
+StepResult Trainer::step() {
+  const std::int64_t every = config().run.validate_every;
+  if (every == 0 || (step_ + 1) % every != 0) {
+    return run_step(*session_, step_, failure_);
+  }
+  StepCheck check(*session_);
+  const StepResult result = run_step(*session_, step_, failure_, &check);
+  if (is_first() && config().log.every > 0) {
+    progress_->print(to_text(check.verdict()));
+  }
+  require_passed(*session_, check.verdict());
+  return result;
 }
 
 StepMetrics Trainer::measure(const StepResult& result, double step_s) {

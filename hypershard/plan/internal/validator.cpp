@@ -96,6 +96,9 @@ void Validator::begin(torch::nn::Module& model) {
         "', which the plan was applied to",
         HS_HINT("validate the model that the plan was applied to")
     );
+    const std::size_t dot = parameter.name.rfind('.');
+    const std::string owner = dot == std::string::npos ? "" : parameter.name.substr(0, dot);
+    parameters_of_[module_text(owner)].push_back(parameters_.size());
     parameters_.emplace_back(&parameter, found->second);
     tracker_.set_spec(found->second, parameter.spec, parameter.name);
   }
@@ -104,17 +107,34 @@ void Validator::begin(torch::nn::Module& model) {
   meet("start of validation");
 }
 
+// An engine's parameters can be read only while their unit is whole.
 void Validator::compare_parameters() {
   for (const auto& [parameter, tensor] : parameters_) {
-    compare(
-        tensor,
-        parameter->spec.layout,
-        concat_text(parameter->is_buffer ? "buffer " : "parameter ", parameter->name),
-        "give it the same initial values on all ranks (the same seed), and let every rank's "
-        "optimizer make the same step",
-        /*include_data_axes=*/!parameter->is_buffer  // running statistics are of the rank's data
-    );
+    if (!options_.has_engine) {
+      compare_parameter(*parameter, tensor);
+    }
   }
+}
+
+void Validator::compare_parameters_of(const std::string& path) {
+  const auto found = parameters_of_.find(path);
+  if (!options_.has_engine || found == parameters_of_.end()) {
+    return;
+  }
+  for (const std::size_t index : found->second) {
+    compare_parameter(*parameters_[index].first, parameters_[index].second);
+  }
+}
+
+void Validator::compare_parameter(const ResolvedParameter& parameter, const at::Tensor& tensor) {
+  compare(
+      tensor,
+      parameter.spec.layout,
+      concat_text(parameter.is_buffer ? "buffer " : "parameter ", parameter.name),
+      "give it the same initial values on all ranks (the same seed), and let every rank's "
+      "optimizer make the same step",
+      /*include_data_axes=*/!parameter.is_buffer  // running statistics are of the rank's data
+  );
 }
 
 void Validator::set_layout(
@@ -276,6 +296,7 @@ void Validator::enter_module(const std::string& path, c10::ArrayRef<at::Tensor> 
   if (tracker_.module_depth() == 1) {
     begin_root(inputs);
   }
+  compare_parameters_of(path);
   check_identities(path, RuleKind::kInput, inputs);
 }
 

@@ -66,6 +66,8 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
       bool include_data_axes = true
   );
   void compare_parameters();
+  void compare_parameters_of(const std::string& path);
+  void compare_parameter(const ResolvedParameter& parameter, const at::Tensor& tensor);
   void give_gradients_layouts();
   void end_backward();
   void check_gradients();
@@ -86,6 +88,7 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
   RankAgreement agreement_;
   CollectiveWatch collectives_;
   std::vector<std::pair<const ResolvedParameter*, at::Tensor>> parameters_;
+  std::map<std::string, std::vector<std::size_t>> parameters_of_;  // by module text; with an engine
   std::map<std::string, std::vector<const ResolvedBoundary*>> identities_;  // by module text
   ValidationCounts counts_;
 

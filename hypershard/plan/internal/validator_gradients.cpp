@@ -58,7 +58,7 @@ void Validator::end_backward() {
   check_gradients();
   for (const auto& [parameter, tensor] : parameters_) {
     const at::Tensor& gradient = tensor.grad();
-    if (parameter->is_trained && gradient.defined()) {
+    if (parameter->is_trained && gradient.defined() && !options_.has_engine) {
       const Layout settled = settled_gradient(parameter->spec.layout);
       compare(
           gradient,
@@ -78,7 +78,7 @@ void Validator::end_backward() {
 void Validator::give_gradients_layouts() {
   for (const auto& [parameter, tensor] : parameters_) {
     const at::Tensor& gradient = tensor.grad();
-    if (parameter->is_trained && gradient.defined()) {
+    if (parameter->is_trained && gradient.defined() && !options_.has_engine) {
       const Layout settled = settled_gradient(parameter->spec.layout);
       tracker_.set_spec(
           gradient, {parameter->spec.shape, settled}, "gradient of " + parameter->name

@@ -1,11 +1,14 @@
 // Why: each check names both values and says which ones would do.
 #include "hypershard/train/internal/config_checks.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "hypershard/core/error.h"
 #include "hypershard/core/glob.h"
+#include "hypershard/core/suggest.h"
 
 namespace hypershard::train {
 namespace internal {
@@ -20,13 +23,15 @@ std::string multiples_near(std::int64_t value, std::int64_t step) {
 
 void check_batch(const RunConfig& config, int world_size, ConfigProblems& problems) {
   const BatchSection& batch = config.batch;
-  const std::int64_t parts = batch.accumulation * world_size;
+  const int num_data_ranks = config.num_data_ranks(world_size);
+  const std::int64_t parts = batch.accumulation * num_data_ranks;
   if (batch.global_batch % parts == 0) {
     return;
   }
   const std::string split = concat_text(
-      world_size,
-      world_size == 1 ? " rank" : " ranks",
+      num_data_ranks,
+      config.parallel.tp > 1 ? " data" : "",
+      num_data_ranks == 1 ? " rank" : " ranks",
       " and ",
       batch.accumulation,
       batch.accumulation == 1 ? " micro-batch" : " micro-batches"
@@ -169,8 +174,87 @@ void check_schedule(const RunConfig& config, ConfigProblems& problems) {
   }
 }
 
+namespace {
+
+void check_heads(
+    const char* key, const char* what, std::int64_t heads, int tp, ConfigProblems& problems
+) {
+  if (heads % tp != 0) {
+    problems.add(
+        key,
+        concat_text(
+            heads,
+            what,
+            " cannot be divided among parallel.tp = ",
+            tp,
+            " ranks, and a head is never cut (expected a multiple of ",
+            tp,
+            ", such as ",
+            multiples_near(heads, tp),
+            ")"
+        )
+    );
+  }
+}
+
+void check_plan_words(const ParallelSection& parallel, ConfigProblems& problems) {
+  static const std::vector<std::string> kPlans = {"tensor", "sequence", "vocabulary"};
+  for (const std::string& word : parallel.plan) {
+    if (std::find(kPlans.begin(), kPlans.end(), word) == kPlans.end()) {
+      const std::string meant = suggestion(word, kPlans);
+      problems.add(
+          "parallel.plan",
+          concat_text(
+              "there is no ready-made plan '",
+              word,
+              "' (expected tensor, sequence or vocabulary)",
+              meant.empty() ? "" : "; ",
+              meant
+          )
+      );
+    }
+  }
+  if (parallel.has_plan("sequence") && !parallel.has_plan("tensor")) {
+    problems.add(
+        "parallel.plan",
+        "\"sequence\" cuts what lies between the parts that \"tensor\" cuts (expected both)"
+    );
+  }
+}
+
+}  // namespace
+
+void check_plan(const RunConfig& config, ConfigProblems& problems) {
+  const ParallelSection& parallel = config.parallel;
+  check_plan_words(parallel, problems);
+  if (parallel.tp > 1 && parallel.has_plan("tensor")) {
+    const ModelSection& model = config.model;
+    check_heads("model.heads", " heads", model.heads, parallel.tp, problems);
+    if (model.kv_heads > 0) {
+      check_heads(
+          "model.kv_heads", " heads of keys and values", model.kv_heads, parallel.tp, problems
+      );
+    }
+  }
+  const plan::PlanConfig& own = config.plan;
+  if (parallel.tp > 1 && parallel.plan.empty() && own.parameters.empty() && own.inputs.empty() &&
+      own.outputs.empty()) {
+    problems.add(
+        "parallel.plan",
+        concat_text(
+            "no plan says what the ",
+            parallel.tp,
+            " ranks of axis 'tp' divide among them: all would do the same work (expected "
+            "\"tensor\", "
+            "\"sequence\", \"vocabulary\", or rules in section plan)"
+        )
+    );
+  }
+}
+
 MeshSizes fit_mesh(const ParallelSection& parallel, int world_size) {
   MeshSizes sizes{.replicate = parallel.replicate, .shard = parallel.shard};
+  const int tp = parallel.tp;
   const auto wrong = [&](const char* key, const std::string& text) {
     sizes.key = key;
     sizes.problem = text;
@@ -187,12 +271,27 @@ MeshSizes fit_mesh(const ParallelSection& parallel, int world_size) {
         "parallel.replicate", "both axes of the mesh are -1 (expected at most one of them to be)"
     );
   }
+  if (world_size % tp != 0) {
+    return wrong(
+        "parallel.tp",
+        concat_text(
+            "groups of ",
+            tp,
+            " ranks do not divide ",
+            world_size,
+            world_size == 1 ? " rank" : " ranks",
+            " (expected a divisor of ",
+            world_size,
+            ")"
+        )
+    );
+  }
   int& open = sizes.replicate < 0 ? sizes.replicate : sizes.shard;
   const int fixed = sizes.replicate < 0 ? sizes.shard : sizes.replicate;
   if (open < 0) {
-    open = world_size / fixed;
+    open = world_size / tp / fixed;
   }
-  if (std::int64_t{sizes.replicate} * sizes.shard != world_size) {
+  if (std::int64_t{sizes.replicate} * sizes.shard * tp != world_size) {
     return wrong(
         parallel.shard < 0 ? "parallel.replicate" : "parallel.shard",
         concat_text(
@@ -200,6 +299,7 @@ MeshSizes fit_mesh(const ParallelSection& parallel, int world_size) {
             parallel.replicate,
             " by shard = ",
             parallel.shard,
+            tp > 1 ? concat_text(" by tp = ", tp) : std::string(),
             " does not hold ",
             world_size,
             world_size == 1 ? " rank" : " ranks",
@@ -219,6 +319,7 @@ void check_world(const RunConfig& config, int world_size, ConfigProblems& proble
   const MeshSizes sizes = fit_mesh(config.parallel, world_size);
   if (!sizes.problem.empty()) {
     problems.add(sizes.key, sizes.problem);
+    return;
   }
   const int supernodes = config.parallel.supernodes;
   if (supernodes > 0 && world_size % supernodes != 0) {
@@ -247,6 +348,15 @@ void check_world(const RunConfig& config, int world_size, ConfigProblems& proble
 
 }  // namespace internal
 
+bool ParallelSection::has_plan(std::string_view word) const {
+  return std::find(plan.begin(), plan.end(), word) != plan.end();
+}
+
+bool RunConfig::has_plan() const {
+  return parallel.tp > 1 || !plan.parameters.empty() || !plan.inputs.empty() ||
+         !plan.outputs.empty();
+}
+
 std::string RunConfig::trace_path() const {
   namespace fs = std::filesystem;
   if (log.trace.empty()) {
@@ -267,7 +377,7 @@ std::string RunConfig::metrics_path() const {
 std::vector<int> RunConfig::mesh_sizes(int world_size) const {
   const internal::MeshSizes sizes = internal::fit_mesh(parallel, world_size);
   HS_CHECK(sizes.problem.empty(), "train.config: ", sizes.key, ": ", sizes.problem);
-  return {sizes.replicate, sizes.shard};
+  return {sizes.replicate, sizes.shard, parallel.tp};
 }
 
 }  // namespace hypershard::train

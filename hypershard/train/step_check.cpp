@@ -1,0 +1,219 @@
+// See step_check.h.
+#include "hypershard/train/step_check.h"
+
+#include <cstdio>
+#include <map>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include "hypershard/core/error.h"
+#include "hypershard/model/gpt.h"
+#include "hypershard/shard/engine.h"
+
+namespace hypershard::train {
+namespace {
+
+// What limits how equal gradients can be: the coarsest dtype on their way.
+at::ScalarType comparison_dtype(const Session& session) {
+  at::ScalarType coarsest = at::kDouble;
+  const auto take = [&coarsest](at::ScalarType dtype) {
+    if (plan::gradient_bound(dtype) > plan::gradient_bound(coarsest)) {
+      coarsest = dtype;
+    }
+  };
+  for (const auto& unit : session.sharded().engine().units()) {
+    for (const auto& group : unit->groups()) {
+      take(group->dtypes().compute);
+      take(group->dtypes().reduce);
+      take(group->dtypes().update);
+    }
+  }
+  return coarsest;
+}
+
+// Rounds as the engine does on the way from update to compute parameters.
+void fill(const at::Tensor& parameter, const at::Tensor& value, at::ScalarType storage) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor target = parameter;
+  target.copy_(value.to(storage));
+}
+
+// The model as one rank would have it, with the weights of now; made on rank 0 only. Collective.
+std::shared_ptr<model::GptImpl> gather_model(const Session& session) {
+  const bool is_first = session.world().rank() == 0;
+  std::shared_ptr<model::GptImpl> whole;
+  std::map<std::string, at::Tensor> parameters;
+  if (is_first) {
+    whole = std::make_shared<model::GptImpl>(
+        session.shape(),
+        model::GptOptions{.dtype = compute_dtype(session.config()), .seed = std::nullopt}
+    );
+    for (const auto& item : whole->named_parameters()) {
+      parameters.emplace(item.key(), item.value());
+    }
+  }
+  const at::ScalarType storage = storage_dtype(session.config());
+  for (const std::string& name : session.sharded().parameter_names()) {
+    const at::Tensor value = session.sharded().full_parameter(name);
+    if (is_first) {
+      fill(parameters.at(name), value, storage);
+    }
+  }
+  return whole;
+}
+
+// Moves the gradients of one piece into sums that do not round.
+void add_gradients(model::GptImpl& model, plan::NamedGradients& sums) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& gradient = item.value().grad();
+    if (!gradient.defined()) {
+      continue;
+    }
+    at::Tensor& sum = sums[item.key()];
+    sum = sum.defined() ? sum.add_(gradient) : gradient.to(at::kDouble, false, /*copy=*/true);
+  }
+  model.zero_grad();
+}
+
+std::string scientific(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1e", value);
+  return text;
+}
+
+}  // namespace
+
+StepCheck::StepCheck(const Session& session) : session_(session) {
+  HS_ASSERT(
+      session_.applied().has_value(), "train.step_check: the session resolved no layouts to check"
+  );
+}
+
+StepCheck::~StepCheck() = default;
+
+void StepCheck::begin(std::int64_t step) {
+  verdict_.step = step + 1;
+  run_reference();
+  // Several ranks in one process share a random generator; the model here draws no numbers.
+  guard_.emplace(
+      session_.model(),
+      *session_.applied(),
+      plan::ValidationOptions{.check_random = false, .has_engine = true}
+  );
+}
+
+// Row by row as the data ranks see them, all of them on rank 0. The others meet it at every piece,
+// so that none of their waits is longer than one.
+void StepCheck::run_reference() {
+  const std::shared_ptr<model::GptImpl> whole = gather_model(session_);
+  const RunConfig& config = session_.config();
+  const int size = session_.num_data_ranks();
+  const double parts = static_cast<double>(config.batch.accumulation) * size;
+  double loss_sum = 0;
+  for (std::int64_t micro = 0; micro < config.batch.accumulation; ++micro) {
+    for (int data_rank = 0; data_rank < size; ++data_rank) {
+      if (whole) {
+        const data::Batch rows =
+            session_.data().batch(config, verdict_.step - 1, micro, data_rank, size);
+        const at::Tensor loss = whole->loss(rows.input, rows.target);
+        loss.backward();
+        loss_sum += loss.item<double>();
+        add_gradients(*whole, reference_);
+      }
+      session_.everyone().barrier("train.reference")->wait();
+    }
+  }
+  verdict_.reference_loss = loss_sum / parts;
+  const at::ScalarType dtype = comparison_dtype(session_);
+  for (auto& item : reference_) {
+    item.second = item.second.div_(parts).to(dtype);
+  }
+}
+
+void StepCheck::end() {
+  guard_->finish();
+  verdict_.counts = guard_->counts();
+  guard_.reset();
+  compare();
+}
+
+void StepCheck::compare() {
+  const bool is_first = session_.world().rank() == 0;
+  plan::NamedGradients found;
+  for (const std::string& name : session_.sharded().parameter_names()) {
+    const at::Tensor gradient = session_.sharded().full_gradient(name);
+    if (is_first && gradient.defined()) {
+      found[name] = gradient;
+    }
+  }
+  if (is_first) {
+    verdict_.gradients = plan::compare_gradients(found, reference_);
+  }
+  reference_.clear();
+  at::Tensor passed = at::zeros({1}, at::kDouble);
+  *passed.mutable_data_ptr<double>() = verdict_.gradients.passed ? 1 : 0;
+  session_.everyone().broadcast(passed, 0, "train.verdict")->wait();
+  verdict_.gradients.passed = *passed.const_data_ptr<double>() > 0;
+}
+
+std::string to_text(const StepVerdict& verdict) {
+  std::string text = concat_text(
+      "step ",
+      verdict.step,
+      " validated: ",
+      verdict.counts.operators,
+      " operators, ",
+      verdict.counts.boundaries,
+      " boundaries, ",
+      verdict.counts.backward_operators,
+      " operators in backward, ",
+      verdict.counts.values,
+      " values compared between ranks; "
+  );
+  const auto& rows = verdict.gradients.rows;
+  text += verdict.gradients.passed
+              ? concat_text("all ", rows.size(), " gradients equal those of one rank")
+              : std::string("gradients differ from those of one rank");
+  if (!rows.empty()) {
+    const plan::GradientRow& worst = rows.front();
+    text += concat_text(
+        ", worst ",
+        worst.name,
+        " (",
+        scientific(worst.relative_error),
+        ", bound ",
+        scientific(worst.bound),
+        ")"
+    );
+  }
+  return text;
+}
+
+void require_passed(const Session& session, const StepVerdict& verdict) {
+  if (verdict.gradients.passed) {
+    return;
+  }
+  std::string text;
+  try {
+    run_on_first(session.everyone(), [&] {
+      HS_FAIL(
+          InvalidArgument,
+          "train.validate: the gradients of step ",
+          verdict.step,
+          " differ from those of the same step on one rank:\n",
+          to_text(verdict.gradients),
+          HS_HINT("the first rows name what is wrong most; `hypershard explain` shows how it is "
+                  "cut and "
+                  "reduced")
+      );
+    });
+  } catch (const AgreedFailure& failure) {
+    text = failure.what();
+  }
+  throw FoundWrong(text);  // raw-throw: all ranks throw the same
+}
+
+}  // namespace hypershard::train
