@@ -204,22 +204,5 @@ TEST(CheckpointPlanAxesTest, EachElementIsWrittenOnce) {
   }
 }
 
-TEST(EntryNameTest, NamesOfBlocksAndRangesAreReadBack) {
-  const layout::Block whole = layout::whole_block({4, 6});
-  const layout::Block part{{4, 6}, {{0, 4}, {2, 6}}};
-  EXPECT_EQ(internal::entry_name("a.w", whole, {0, 24}), "a.w");
-  EXPECT_EQ(internal::entry_name("a.w", whole, {3, 24}), "a.w@3:24");
-  EXPECT_EQ(internal::entry_name("a.w", part, {0, 16}), "a.w[0:4,2:6]");
-  EXPECT_EQ(internal::entry_name("a.w", part, {1, 2}), "a.w[0:4,2:6]@1:2");
-  const internal::EntryName name = internal::parse_entry_name("a.w[0:4,2:6]@1:2");
-  EXPECT_EQ(name.key, "a.w");
-  EXPECT_EQ(name.ranges, part.ranges);
-  EXPECT_EQ(name.range, (layout::Range{1, 2}));
-  for (const char* plain :
-       {"w", "w[", "w[]", "w[1]", "w[2:1]", "w[1:2", "w@", "w@2:2", "w[0:1,]"}) {
-    EXPECT_EQ(internal::parse_entry_name(plain).key, plain);
-  }
-}
-
 }  // namespace
 }  // namespace hypershard::checkpoint

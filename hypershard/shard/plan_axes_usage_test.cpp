@@ -20,7 +20,7 @@ using layout::Placement;
 using layout::Strategy;
 using MeshPtr = std::shared_ptr<const comm::ProcessMesh>;
 
-struct Setup {
+struct RunSetup {
   TpMesh mesh;
   Strategy strategy = Strategy::kZero3;
   bool sequence = true;
@@ -30,11 +30,11 @@ struct Setup {
 
 /// One rank's model on a mesh.
 struct Sharded {
-  Sharded(std::shared_ptr<comm::World> world, const Setup& setup)
+  Sharded(std::shared_ptr<comm::World> world, const RunSetup& setup)
       : mesh(setup.mesh.make(std::move(world))),
         model(setup.sizes, TensorParallel{mesh, setup.sequence}),
         handle(fully_shard(*model, *mesh, options_of(setup))) {}
-  FullyShardOptions options_of(const Setup& setup) {
+  FullyShardOptions options_of(const RunSetup& setup) {
     FullyShardOptions options = setup.options;
     options.strategy = setup.strategy;
     options.units = {"blocks.*"};
@@ -48,7 +48,7 @@ struct Sharded {
   ShardedModel handle;
 };
 
-void on_ranks(const Setup& setup, const std::function<void(Sharded&)>& body) {
+void on_ranks(const RunSetup& setup, const std::function<void(Sharded&)>& body) {
   testing::run_ranks(setup.mesh.ranks(), [&](std::shared_ptr<comm::World> world) {
     Sharded run(std::move(world), setup);
     body(run);
@@ -98,7 +98,7 @@ TEST(PlanAxesUsageTest, AccumulationModesAgreeAndCountTheirSums) {
 }
 
 TEST(PlanAxesUsageTest, RecomputedBlocksHaveTheSameGradients) {
-  Setup setup{{.shard = 2, .tp = 2}};
+  RunSetup setup{{.shard = 2, .tp = 2}};
   setup.sizes.recompute = true;
   on_ranks(setup, [&](Sharded& run) {
     const at::Tensor tokens = make_tokens(8, {}, 0);
@@ -110,7 +110,7 @@ TEST(PlanAxesUsageTest, RecomputedBlocksHaveTheSameGradients) {
 // The gradient that a unit is updated with inside backward has been summed over `tp`.
 TEST(PlanAxesUsageTest, UpdatesInsideBackwardUseCompleteGradients) {
   for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero2, Strategy::kZero3}) {
-    Setup setup{{.shard = 2, .tp = 2}, strategy};
+    RunSetup setup{{.shard = 2, .tp = 2}, strategy};
     setup.options.gradient_buffers = 1;
     on_ranks(setup, [&](Sharded& run) {
       TpNet oracle;
@@ -147,7 +147,7 @@ TEST(PlanAxesUsageTest, UpdatesInsideBackwardUseCompleteGradients) {
 TEST(PlanAxesUsageTest, SharedAndGatheredRuntimeGiveTheSameBits) {
   std::vector<std::vector<at::Tensor>> gradients;
   for (const Share share : {Share::kOn, Share::kOff}) {
-    Setup setup{{.shard = 2, .tp = 2}};
+    RunSetup setup{{.shard = 2, .tp = 2}};
     setup.options.share = share;
     std::vector<at::Tensor> found;
     on_ranks(setup, [&](Sharded& run) {
@@ -172,7 +172,7 @@ TEST(PlanAxesUsageTest, SharedAndGatheredRuntimeGiveTheSameBits) {
 TEST(PlanAxesUsageTest, Bf16ComputeStaysNearTheUnshardedRun) {
   for (const auto reduce : {at::kFloat, at::kBFloat16}) {
     for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero3}) {
-      Setup setup{{.shard = 2, .tp = 2}, strategy};
+      RunSetup setup{{.shard = 2, .tp = 2}, strategy};
       setup.sizes.dtype = at::kFloat;
       setup.options.precision.compute = at::kBFloat16;
       setup.options.precision.reduce = reduce;
@@ -184,7 +184,8 @@ TEST(PlanAxesUsageTest, Bf16ComputeStaysNearTheUnshardedRun) {
           const at::Tensor found = run.handle.full_gradient(name);
           ASSERT_EQ(found.scalar_type(), at::kFloat);
           const double off = (found - expected).norm().item<double>();
-          EXPECT_LE(off, 0.1 * expected.norm().item<double>()) << name;
+          // The least ones are what is left of terms that cancel; all together have norm 6.
+          EXPECT_LE(off, 0.1 * expected.norm().item<double>() + 1e-3) << name;
         }
       });
     }
@@ -241,12 +242,12 @@ TEST(PlanAxesUsageTest, NonFiniteValuesAreFoundOnEveryRankOfTheMesh) {
     EXPECT_EQ(run.handle.find_non_finite(), "");
     for (const UpdateTensor& update : run.handle.update_parameters()) {
       for (const UpdatePiece& piece : update.pieces) {
-        if (run.mesh->rank() == 3 && piece.name == "blocks.1.qkv") {
+        if (run.mesh->rank() == 3 && piece.name == "blocks.1.down") {
           update.tensor.grad()[piece.offset] = std::nan("");
         }
       }
     }
-    EXPECT_EQ(run.handle.find_non_finite(), "parameter 'blocks.1.qkv' (gradient) on rank 3");
+    EXPECT_EQ(run.handle.find_non_finite(), "parameter 'blocks.1.down' (gradient) on rank 3");
     EXPECT_TRUE(std::isnan(run.handle.clip_grad_norm_(1.0)));
   });
 }
