@@ -1,28 +1,26 @@
-// The cases of dual_mode_bench. Each prints one JSON line on rank 0.
+// The cases of dual_mode_bench. Each returns a line of JSON.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "hypershard/comm/world.h"
 
 namespace hypershard::bench {
 
-using Json = nlohmann::ordered_json;
-
 /// A tensor-parallel GPT under a plan beside the same by hand: paired step times, and whether the
 /// operators are the same.
-Json measure_step(const std::shared_ptr<comm::World>& world, int pairs);
+std::string measure_step(const std::shared_ptr<comm::World>& world, int pairs);
 /// A step under validation beside the same step in production: paired times.
-Json measure_validation(const std::shared_ptr<comm::World>& world, int pairs);
+std::string measure_validation(const std::shared_ptr<comm::World>& world, int pairs);
 /// A tensor-parallel MLP block of `dim`, 64 tokens: forward and backward, in microseconds.
-Json measure_mlp(const std::shared_ptr<comm::World>& world, std::int64_t dim, int repeats);
+std::string measure_mlp(const std::shared_ptr<comm::World>& world, std::int64_t dim, int repeats);
 /// Resolving, and applying, a plan for 80 layers and 1,024 ranks that are not there.
-Json measure_resolve(int repeats);
+std::string measure_resolve(int repeats);
 
 template <class Body>
 double seconds_of(const Body& body) {
@@ -31,13 +29,32 @@ double seconds_of(const Body& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// min, median and n of samples, times `scale`.
-Json summary(std::vector<double> samples, double scale);
+/// What is kept of samples.
+struct Spread {
+  double min = 0;
+  double median = 0;
+  std::size_t n = 0;
+};
+Spread summary(std::vector<double> samples, double scale);
 
-/// Times `first` and `second` in turn, who begins alternating, all ranks together; returns
-/// {"first", "second", "ratio"} with the median of each pair's ratio.
+/// Two sides of a comparison; the ratio is the median of each pair's.
+struct Paired {
+  Spread first, second;
+  double ratio = 0;
+};
+
+template <class Json>
+void to_json(Json& json, const Spread& spread) {
+  json = Json{{"min", spread.min}, {"median", spread.median}, {"n", spread.n}};
+}
+template <class Json>
+void to_json(Json& json, const Paired& paired) {
+  json = Json{{"first", paired.first}, {"second", paired.second}, {"ratio", paired.ratio}};
+}
+
+/// Times `first` and `second` in turn, who begins alternating, all ranks together. In milliseconds.
 template <class First, class Second>
-Json paired(
+Paired paired(
     const std::shared_ptr<comm::World>& world, int pairs, const First& first, const Second& second
 ) {
   std::vector<double> firsts, seconds, ratios;
@@ -57,9 +74,9 @@ Json paired(
     }
   }
   return {
-      {"first", summary(firsts, 1e3)},
-      {"second", summary(seconds, 1e3)},
-      {"ratio", summary(ratios, 1)["median"]}
+      .first = summary(firsts, 1e3),
+      .second = summary(seconds, 1e3),
+      .ratio = summary(ratios, 1).median
   };
 }
 

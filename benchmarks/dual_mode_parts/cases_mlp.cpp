@@ -1,5 +1,6 @@
 // A tensor-parallel MLP block alone: what PyTorch's DTensor is compared with.
 #include "cases.h"
+#include <nlohmann/json.hpp>
 
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/ones.h>
@@ -14,6 +15,8 @@
 
 namespace hypershard::bench {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kTokens = 64;
 
@@ -53,7 +56,7 @@ at::Tensor formula(at::IntArrayRef sizes, double step) {
 
 }  // namespace
 
-Json measure_mlp(const std::shared_ptr<comm::World>& world, std::int64_t dim, int repeats) {
+std::string measure_mlp(const std::shared_ptr<comm::World>& world, std::int64_t dim, int repeats) {
   const auto mesh = std::make_shared<const comm::ProcessMesh>(
       world, layout::DeviceMesh({{"tp", world->size()}}, world->topology())
   );
@@ -104,9 +107,9 @@ Json measure_mlp(const std::shared_ptr<comm::World>& world, std::int64_t dim, in
       samples.push_back(seconds / inner);
     }
   }
-  return {
+  return Json{
       {"dim", dim}, {"tokens", kTokens}, {"us", summary(samples, 1e6)}, {"max_abs_difference", gap}
-  };
+  }.dump();
 }
 
 }  // namespace hypershard::bench

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cases.h"
+#include <nlohmann/json.hpp>
 
 #include <ATen/ops/empty.h>
 
@@ -14,6 +15,8 @@
 
 namespace hypershard::bench {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 model::GptConfig large_config() {
   return {
@@ -40,7 +43,7 @@ layout::DeviceMesh large_mesh() {
 
 }  // namespace
 
-Json measure_resolve(int repeats) {
+std::string measure_resolve(int repeats) {
   using layout::Placement;
   const layout::DeviceMesh mesh = large_mesh();
   const auto world = comm::make_fake_world(/*rank=*/5, mesh.topology());
@@ -79,13 +82,13 @@ Json measure_resolve(int repeats) {
       const auto applied = plan::apply_plan(*model, std::move(resolved), ranks);
     }));
   }
-  return {
+  return Json{
       {"layers", 80},
       {"ranks", mesh.size()},
       {"boundaries", boundaries},
       {"resolve_s", summary(resolving, 1)},
       {"apply_s", summary(applying, 1)}
-  };
+  }.dump();
 }
 
 }  // namespace hypershard::bench

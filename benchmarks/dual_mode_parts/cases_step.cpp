@@ -1,9 +1,11 @@
 // Steps of a mid-size GPT under a tensor-parallel plan.
+#include <map>
 #include <string>
 #include <vector>
 
 #include "cases.h"
 #include "hand_gpt.h"
+#include <nlohmann/json.hpp>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
@@ -18,6 +20,8 @@
 
 namespace hypershard::bench {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kBatch = 4;
 constexpr std::int64_t kPositions = 64;
@@ -55,7 +59,9 @@ struct PlannedGpt {
     );
   }
   double step() {
-    model->zero_grad();
+    for (auto& parameter : parameters) {
+      parameter.mutable_grad() = at::Tensor();
+    }
     const auto loss = model->loss(tokens, targets);
     loss.backward();
     return loss.item<double>();
@@ -63,6 +69,7 @@ struct PlannedGpt {
 
   std::shared_ptr<const comm::ProcessMesh> mesh;
   model::Gpt model;
+  std::vector<at::Tensor> parameters = model->parameters();
   at::Tensor tokens = tokens_from(0);
   at::Tensor targets = tokens_from(1);
   plan::AppliedPlan applied;
@@ -90,20 +97,24 @@ std::vector<std::string> trace_of(const Body& body) {
   return list;
 }
 
-/// How many operators `found` has that `expected` does not have in their place.
-std::int64_t differences(
+/// How often each operator runs more often (or, negative, less often) in `found`.
+std::map<std::string, int> differences(
     const std::vector<std::string>& found, const std::vector<std::string>& expected
 ) {
-  std::size_t common = 0;
-  while (common < found.size() && common < expected.size() && found[common] == expected[common]) {
-    ++common;
+  std::map<std::string, int> counts;
+  for (const auto& name : found) {
+    ++counts[name];
   }
-  return static_cast<std::int64_t>(std::max(found.size(), expected.size()) - common);
+  for (const auto& name : expected) {
+    --counts[name];
+  }
+  std::erase_if(counts, [](const auto& item) { return item.second == 0; });
+  return counts;
 }
 
 }  // namespace
 
-Json measure_step(const std::shared_ptr<comm::World>& world, int pairs) {
+std::string measure_step(const std::shared_ptr<comm::World>& world, int pairs) {
   PlannedGpt planned(world);
   HandGpt hand(*planned.model, planned.mesh->axis("tp"));
   planned.apply();
@@ -124,11 +135,14 @@ Json measure_step(const std::shared_ptr<comm::World>& world, int pairs) {
   Json result = paired(world, pairs, step, hand_step);
   result["loss"] = loss;
   result["operators"] = hand_trace.size();
-  result["extra_operators"] = differences(found_trace, hand_trace);
-  return result;
+  result["extra_operators"] =
+      static_cast<std::int64_t>(found_trace.size()) - static_cast<std::int64_t>(hand_trace.size());
+  result["differences"] = differences(found_trace, hand_trace);
+  result["same_trace"] = found_trace == hand_trace;
+  return result.dump();
 }
 
-Json measure_validation(const std::shared_ptr<comm::World>& world, int pairs) {
+std::string measure_validation(const std::shared_ptr<comm::World>& world, int pairs) {
   PlannedGpt planned(world);
   planned.apply();
   const double expected = planned.step();
@@ -140,7 +154,7 @@ Json measure_validation(const std::shared_ptr<comm::World>& world, int pairs) {
   };
   Json result = paired(world, pairs, validated, [&] { planned.step(); });
   HS_CHECK_EQ(found, expected, "bench: a validated step computes another loss");
-  return result;
+  return result.dump();
 }
 
 }  // namespace hypershard::bench

@@ -15,23 +15,23 @@
 
 namespace hypershard::bench {
 
-Json summary(std::vector<double> samples, double scale) {
+Spread summary(std::vector<double> samples, double scale) {
   std::sort(samples.begin(), samples.end());
   return {
-      {"min", samples.front() * scale},
-      {"median", samples[samples.size() / 2] * scale},
-      {"n", samples.size()}
+      .min = samples.front() * scale,
+      .median = samples[samples.size() / 2] * scale,
+      .n = samples.size()
   };
 }
 
 namespace {
 
-void print(const Json& result) {
-  std::printf("%s\n", result.dump().c_str());
+void print(const std::string& result) {
+  std::printf("%s\n", result.c_str());
   std::fflush(stdout);
 }
 
-Json run_on(
+std::string run_on(
     const std::shared_ptr<comm::World>& world, const std::vector<std::string>& words, int repeats
 ) {
   if (words[0] == "step") {
@@ -58,7 +58,7 @@ int run(const std::vector<std::string>& words) {
     return 0;
   }
   const auto world = comm::World::join();
-  const Json result = run_on(world, words, repeats);
+  const std::string result = run_on(world, words, repeats);
   if (world->rank() == 0) {
     print(result);
   }

@@ -41,6 +41,7 @@ struct Case {
   bool tied = false;
   std::int64_t positions = 8;
   RecomputePolicy recompute = RecomputePolicy::kNone;
+  std::int64_t dim = 32;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& each) {
@@ -86,11 +87,11 @@ GptConfig config_of(const Case& param) {
   return {
       .vocab_size = 37,  // divides by nothing
       .num_layers = 2,
-      .dim = 32,
+      .dim = param.dim,
       .num_heads = 8,
       .num_kv_heads = 4,
       .hidden_dim = 46,
-      .max_sequence = 16,
+      .max_sequence = 64,
       .tie_embeddings = param.tied,
       .recompute = param.recompute
   };
@@ -210,6 +211,19 @@ TEST_P(GptPlanTest, ValidationRaisesNoAlarm) {
       EXPECT_GT(guard.counts().values, 10);
     });
   }
+}
+
+TEST(GptPlanValidationTest, ProductsOfPracticalSizeTakeAnotherOperatorThatHasARule) {
+  hypershard::testing::run_ranks(2, [](const auto& world) {
+    const Case param{"", 2, options_of(true, false, true), 1, false, 64, {}, /*dim=*/512};
+    Bench bench(world, param, at::kFloat);
+    const double expected = bench.whole_step();
+    OperatorTrace trace;
+    plan::ValidationGuard guard(*bench.model, bench.applied);
+    EXPECT_NEAR(bench.step(), expected, 1e-5 * expected);
+    guard.finish();
+    EXPECT_GT(trace.count("mkldnn::_linear_pointwise"), 0);
+  });
 }
 
 bool is_movement(const std::string& name) {

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -80,7 +81,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       result[2] = bias_gradient(bias, grad_y);
     }
     if (ctx->needs_input_grad(0)) {
-      result[0] = internal::product(grad_y, weight).view(x.sizes());
+      // No view: its base would stay alive, and nobody could reduce the gradient where it lies.
+      result[0] = at::_unsafe_view(internal::product(grad_y, weight), x.sizes());
     }
     return result;
   }

@@ -113,6 +113,27 @@ DimMap embedding_forward_rule(const RuleCall& call) {
   return map;
 }
 
+DimMap fast_linear_rule(const RuleCall& call) {
+  if (call.text("attr") != "none") {
+    return dtensor::refuse(
+        concat_text("'attr' is ", call.text("attr"), ", which is not linear"),
+        "use aten::linear and the function's own operator"
+    );
+  }
+  DimMap map;
+  const Dims rows = labels(map, call.rank(0) - 1);
+  const Dim in = Dim::of(map.new_label(Reduction::kSum));
+  const Dim out = Dim::of(map.new_label());
+  map.operands = {{with(rows, in)}, {{out, in}}};
+  map.outputs = {{with(rows, out)}};
+  map.terms = {{0, 1}};
+  if (call.num_operands() == 3) {
+    map.operands.push_back({{out}});
+    map.terms.push_back({2});
+  }
+  return map;
+}
+
 DimMap rms_norm_forward_rule(const RuleCall& call) {
   DimMap map;
   const Dims rows = labels(map, call.rank(0) - 1);

@@ -16,6 +16,9 @@ dtensor::DimMap cross_entropy_forward_rule(const dtensor::RuleCall& call);
 dtensor::DimMap cross_entropy_part_forward_rule(const dtensor::RuleCall& call);
 /// weight [rows, dim], indices [...]: all may be cut; the rows of a part become Partial(sum).
 dtensor::DimMap embedding_forward_rule(const dtensor::RuleCall& call);
+/// x [..., in], weight [out, in] and maybe a bias [out], libtorch's operator on oneDNN without a
+/// function behind the product: as aten::linear.
+dtensor::DimMap fast_linear_rule(const dtensor::RuleCall& call);
 /// x [..., dim], weight [dim]: all but the last dimension may be cut.
 dtensor::DimMap rms_norm_forward_rule(const dtensor::RuleCall& call);
 /// x [batch, positions, heads, width], tables [positions, width / 2]: positions may be cut if those

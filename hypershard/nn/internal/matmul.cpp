@@ -20,6 +20,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 
+#include "hypershard/nn/internal/layer_rules.h"
 #include "hypershard/nn/internal/weight_gradient_kernel.h"
 
 namespace hypershard::nn::internal {
@@ -86,13 +87,20 @@ void multiply_here(
   );
 }
 
+// The operator is libtorch's, so its rule stands with its one caller.
+[[maybe_unused]] const bool has_rule = [] {
+  dtensor::register_op_rule("mkldnn::_linear_pointwise", fast_linear_rule);
+  return true;
+}();
+
 /// Returns x weight^T + bias by oneDNN; `weight` may be the transpose of a contiguous matrix.
 at::Tensor affine_by_onednn(
     const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias
 ) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "");
-  const at::AutoDispatchBelowAutograd below_autograd;
+  // Below the tracking of views too: the result is one inside, and its base would stay alive.
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   torch::jit::Stack stack;
   stack.reserve(6);
   stack.emplace_back(x);
