@@ -98,7 +98,14 @@ std::string to_text(const ResolvedPlan& plan, const layout::DeviceMesh& mesh) {
       special += parameter_text(parameter, mesh);
     }
   }
-  text += concat_text("parameters\n", special, "  ", num_ordinary, " others, replicated\n");
+  text += concat_text(
+      "parameters\n",
+      special,
+      "  ",
+      num_ordinary,
+      num_ordinary == 1 ? " other" : " others",
+      ", replicated\n"
+  );
   if (!plan.problems.empty()) {
     text += "problems\n";
     for (const LayoutFault& problem : plan.problems) {
