@@ -189,7 +189,7 @@ class Run {
       optimizer_->step_in_backward(settings.step_in_backward);
     }
     everyone_ = world_->world_communicator();
-    meter_.emplace(*sharded_, *everyone_);
+    meter_.emplace(*sharded_, mesh_, *everyone_);
   }
 
   void run();
