@@ -30,7 +30,7 @@ std::string to_text(ReduceOp op);
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   double divisor = 1;  ///< equal on all ranks; 1 divides nothing
-  // Implicit: most reductions are no more than their operation.
+  // NOLINTNEXTLINE(google-explicit-constructor): most reductions are no more than their operation
   Reduction(ReduceOp join = ReduceOp::kSum, double divide_by = 1) : op(join), divisor(divide_by) {}
 };
 
