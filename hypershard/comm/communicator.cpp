@@ -3,6 +3,7 @@
 #include "hypershard/comm/communicator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <numeric>
 #include <utility>
@@ -79,6 +80,16 @@ void check_reducible(const Subject& subject, at::ScalarType dtype) {
       internal::dtype_text(dtype),
       " (expected float64, float32, bfloat16 or float16)",
       HS_HINT("convert to a floating dtype, or gather and reduce locally")
+  );
+}
+
+void check_divisor(const Subject& subject, double divisor) {
+  HS_CHECK(
+      std::isfinite(divisor) && divisor != 0,
+      subject,
+      ": a result cannot be divided by ",
+      divisor,
+      " (expected a finite number other than 0)"
   );
 }
 
@@ -260,6 +271,7 @@ WorkPtr Communicator::reduce_scatter(
   check_tensor(subject, "output", output);
   check_tensor(subject, "input", input);
   check_reduce_dtypes(subject, output.scalar_type(), input.scalar_type());
+  check_divisor(subject, reduction.divisor);
   HS_CHECK(
       output.device() == input.device(),
       subject,
@@ -295,6 +307,7 @@ WorkPtr Communicator::all_reduce(
   const Subject subject{Op::kAllReduce, unit, info_};
   check_tensor(subject, "tensor", tensor);
   check_reducible(subject, tensor.scalar_type());
+  check_divisor(subject, reduction.divisor);
   Call call;
   call.op = Op::kAllReduce;
   call.reduce = reduction;

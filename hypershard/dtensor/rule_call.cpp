@@ -13,6 +13,26 @@
 namespace hypershard::dtensor {
 namespace {
 
+void check_kind(
+    const RuleCall& call,
+    std::string_view argument,
+    const c10::IValue& value,
+    bool is_right,
+    std::string_view expected
+) {
+  HS_CHECK(
+      is_right,
+      "dtensor.rules: ",
+      call.name(),
+      ": argument '",
+      argument,
+      "' is a ",
+      value.tagKind(),
+      ", not ",
+      expected
+  );
+}
+
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -143,16 +163,7 @@ const c10::IValue& RuleCall::get(std::string_view argument) const {
 
 std::int64_t RuleCall::integer(std::string_view argument) const {
   const c10::IValue& value = get(argument);
-  HS_CHECK(
-      value.isInt(),
-      "dtensor.rules: ",
-      name(),
-      ": argument '",
-      argument,
-      "' is a ",
-      value.tagKind(),
-      ", not an integer"
-  );
+  check_kind(*this, argument, value, value.isInt(), "an integer");
   return value.toInt();
 }
 
@@ -167,32 +178,14 @@ bool RuleCall::flag(std::string_view argument) const {
 
 double RuleCall::number(std::string_view argument) const {
   const c10::IValue& value = get(argument);
-  HS_CHECK(
-      value.isScalar(),
-      "dtensor.rules: ",
-      name(),
-      ": argument '",
-      argument,
-      "' is a ",
-      value.tagKind(),
-      ", not a number"
-  );
+  check_kind(*this, argument, value, value.isScalar(), "a number");
   return value.isComplexDouble() ? std::abs(value.toComplexDouble())
                                  : value.toScalar().to<double>();
 }
 
 std::string RuleCall::text(std::string_view argument) const {
   const c10::IValue& value = get(argument);
-  HS_CHECK(
-      value.isString(),
-      "dtensor.rules: ",
-      name(),
-      ": argument '",
-      argument,
-      "' is a ",
-      value.tagKind(),
-      ", not a text"
-  );
+  check_kind(*this, argument, value, value.isString(), "a text");
   return value.toStringRef();
 }
 
@@ -204,31 +197,13 @@ std::vector<std::int64_t> RuleCall::integers(std::string_view argument) const {
   if (value.isInt()) {
     return {value.toInt()};
   }
-  HS_CHECK(
-      value.isIntList(),
-      "dtensor.rules: ",
-      name(),
-      ": argument '",
-      argument,
-      "' is a ",
-      value.tagKind(),
-      ", not a list of integers"
-  );
+  check_kind(*this, argument, value, value.isIntList(), "a list of integers");
   return value.toIntVector();
 }
 
 std::vector<double> RuleCall::numbers(std::string_view argument) const {
   const c10::IValue& value = get(argument);
-  HS_CHECK(
-      value.isDoubleList(),
-      "dtensor.rules: ",
-      name(),
-      ": argument '",
-      argument,
-      "' is a ",
-      value.tagKind(),
-      ", not a list of numbers"
-  );
+  check_kind(*this, argument, value, value.isDoubleList(), "a list of numbers");
   return value.toDoubleVector();
 }
 

@@ -73,15 +73,6 @@ std::vector<torch::optim::OptimizerParamGroup> make_groups(
   return groups;
 }
 
-void check_first_group(const shard::UpdateTensor& update, bool is_first) {
-  HS_CHECK(
-      is_first,
-      "optim: update tensor '",
-      update.name,
-      "' is in two parameter groups, and would be stepped twice"
-  );
-}
-
 void check_gradient(const shard::UpdateTensor& update, const at::Tensor& grad) {
   HS_CHECK(
       grad.scalar_type() == update.tensor.scalar_type() && grad.numel() == update.tensor.numel() &&
@@ -168,41 +159,53 @@ void ElementwiseOptimizer::add_to_batch(Batch& batch, std::size_t update, const 
   batch.steps.push_back(step);
 }
 
-std::vector<ElementwiseOptimizer::Call> ElementwiseOptimizer::collect(
-    std::vector<std::size_t>& stepped
-) {
-  std::vector<Call> calls;
-  std::vector<char> seen(updates_.size(), 0);
-  std::map<std::int64_t, at::Tensor> step_tensors;
+// Once a step: groups may be added, and their options changed, between steps.
+void ElementwiseOptimizer::find_options() {
+  options_.assign(updates_.size(), nullptr);
   for (const torch::optim::OptimizerParamGroup& group : param_groups()) {
     const Options& options = group.options();
     check_options(options);
-    const std::vector<std::string> names = state_names_of(options);
-    std::map<c10::ScalarType, Batch> batches;
     for (const at::Tensor& param : group.params()) {
       const std::size_t i = index_of(param);
-      check_first_group(updates_[i], std::exchange(seen[i], char{1}) == 0);
-      const at::Tensor& grad = param.grad();
-      if (!grad.defined()) {
-        continue;
-      }
-      check_gradient(updates_[i], grad);
-      stepped.push_back(i);
-      ensure_state(i, names);
-      if (param.numel() == 0) {
-        continue;  // counted, since its parameter has elements on other ranks
-      }
-      at::Tensor& step = step_tensors[steps_[i] + 1];
-      if (!step.defined()) {
-        step = at::full({}, static_cast<double>(steps_[i] + 1), param.options().dtype(at::kFloat));
-      }
-      add_to_batch(batches[param.scalar_type()], i, step);
-    }
-    for (auto& [dtype, batch] : batches) {
-      calls.push_back({&options, std::move(batch)});
+      HS_CHECK(
+          options_[i] == nullptr,
+          "optim: update tensor '",
+          updates_[i].name,
+          "' is in two parameter groups, and would be stepped twice"
+      );
+      options_[i] = &options;
     }
   }
-  return calls;
+}
+
+void ElementwiseOptimizer::step_range(std::size_t begin, std::size_t end) {
+  std::map<std::pair<const Options*, c10::ScalarType>, Batch> batches;
+  std::map<std::int64_t, at::Tensor> step_tensors;
+  std::vector<std::size_t> stepped;
+  for (std::size_t i = begin; i < end; ++i) {
+    const at::Tensor& param = updates_[i].tensor;
+    const at::Tensor& grad = param.grad();
+    if (!grad.defined() || options_[i] == nullptr) {
+      continue;
+    }
+    check_gradient(updates_[i], grad);
+    stepped.push_back(i);
+    ensure_state(i, state_names_of(*options_[i]));
+    if (param.numel() == 0) {
+      continue;  // counted, since its parameter has elements on other ranks
+    }
+    at::Tensor& step = step_tensors[steps_[i] + 1];
+    if (!step.defined()) {
+      step = at::full({}, static_cast<double>(steps_[i] + 1), param.options().dtype(at::kFloat));
+    }
+    add_to_batch(batches[{options_[i], param.scalar_type()}], i, step);
+  }
+  for (auto& [key, batch] : batches) {
+    apply(*key.first, batch);
+  }
+  for (const std::size_t update : stepped) {
+    ++steps_[update];
+  }
 }
 
 ElementwiseOptimizer::~ElementwiseOptimizer() {
@@ -238,55 +241,14 @@ void ElementwiseOptimizer::step_in_backward(bool on) {
   engine.update_in_backward = [this](const shard::Unit& unit) { update_unit(unit); };
 }
 
-// Once a step: groups may be added, and their options changed, between steps.
-void ElementwiseOptimizer::find_backward_options() {
-  backward_options_.assign(updates_.size(), nullptr);
-  for (const torch::optim::OptimizerParamGroup& group : param_groups()) {
-    check_options(group.options());
-    for (const at::Tensor& param : group.params()) {
-      const Options*& options = backward_options_[index_of(param)];
-      check_first_group(updates_[index_of(param)], options == nullptr);
-      options = &group.options();
-    }
-  }
-}
-
 void ElementwiseOptimizer::update_unit(const shard::Unit& unit) {
   const c10::NoGradGuard no_grad;
   const ErrorContext context("optimizer step in backward");
-  if (backward_options_.empty()) {
-    find_backward_options();
+  if (options_.empty()) {
+    find_options();
   }
   const auto index = static_cast<std::size_t>(unit.index());
-  std::vector<Call> calls;
-  for (std::size_t i = unit_begins_[index]; i < unit_begins_[index + 1]; ++i) {
-    const at::Tensor& grad = updates_[i].tensor.grad();
-    const Options* options = backward_options_[i];
-    if (!grad.defined() || options == nullptr) {
-      continue;
-    }
-    check_gradient(updates_[i], grad);
-    ensure_state(i, state_names_of(*options));
-    ++steps_[i];
-    if (grad.numel() == 0) {
-      continue;
-    }
-    auto call = std::find_if(calls.begin(), calls.end(), [&](const Call& each) {
-      return each.options == options &&
-             each.batch.params.front().scalar_type() == grad.scalar_type();
-    });
-    if (call == calls.end()) {
-      call = calls.insert(calls.end(), {options, {}});
-    }
-    add_to_batch(
-        call->batch,
-        i,
-        at::full({}, static_cast<double>(steps_[i]), grad.options().dtype(at::kFloat))
-    );
-  }
-  for (Call& call : calls) {
-    apply(*call.options, call.batch);
-  }
+  step_range(unit_begins_[index], unit_begins_[index + 1]);
 }
 
 at::Tensor ElementwiseOptimizer::step(LossClosure closure) {
@@ -298,14 +260,9 @@ at::Tensor ElementwiseOptimizer::step(LossClosure closure) {
   const c10::NoGradGuard no_grad;
   const ErrorContext context("optimizer step");
   model_.begin_update();
-  backward_options_.clear();
-  std::vector<std::size_t> stepped;
-  for (Call& call : collect(stepped)) {
-    apply(*call.options, call.batch);
-  }
-  for (const std::size_t update : stepped) {
-    ++steps_[update];
-  }
+  find_options();
+  step_range(0, updates_.size());  // what backward updated has no gradient any more
+  options_.clear();
   ++num_steps_;
   return loss;
 }

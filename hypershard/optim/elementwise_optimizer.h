@@ -74,14 +74,10 @@ class ElementwiseOptimizer : public ShardedOptimizer {
   virtual void apply(const Options& options, Batch& batch) const = 0;
 
  private:
-  struct Call {
-    const Options* options = nullptr;
-    Batch batch;
-  };
   std::size_t index_of(const at::Tensor& tensor) const;
   void update_unit(const shard::Unit& unit);
-  void find_backward_options();
-  std::vector<Call> collect(std::vector<std::size_t>& stepped);
+  void find_options();
+  void step_range(std::size_t begin, std::size_t end);
   void add_to_batch(Batch& batch, std::size_t update, const at::Tensor& step);
   void ensure_state(std::size_t update, const std::vector<std::string>& names);
   const Options* options_of(std::size_t update) const;
@@ -100,7 +96,7 @@ class ElementwiseOptimizer : public ShardedOptimizer {
   std::int64_t num_steps_ = 0;
 
   bool steps_in_backward_ = false;
-  std::vector<const Options*> backward_options_;  ///< by update tensor; empty between steps
+  std::vector<const Options*> options_;   ///< by update tensor; empty between steps
   std::vector<std::size_t> unit_begins_;  ///< first update tensor of each unit, and their number
 };
 

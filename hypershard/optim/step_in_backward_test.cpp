@@ -192,5 +192,57 @@ TEST(StepInBackwardTest, AHalfUpdatedModelIsRefusedUntilItHasNewWeights) {
   });
 }
 
+/// Breaks backward off where it enters a module.
+class BrokenOff : public nn::ForwardHooks {
+ public:
+  void pre_forward(std::span<at::Tensor* const> /*inputs*/) override {}
+  void post_forward(std::span<at::Tensor* const> outputs) override {
+    outputs.front()->register_hook([](const at::Tensor& grad) -> at::Tensor {
+      throw std::runtime_error("the loader broke off");
+      return grad;
+    });
+  }
+};
+
+// A reduction that is under way when backward fails is finished, since peers wait for it, but must
+// not update its unit: the weights are the old ones, or the next forward refuses them.
+TEST(StepInBackwardTest, AFailedBackwardUpdatesNothingUnnoticed) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    testing::run_ranks(
+        2,
+        [](WorldPtr world) {
+          Net model;
+          FullyShardOptions options = block_units();
+          options.gradient_buffers = 4;  // no unit waits for another's reduction
+          const ShardedModel sharded = fully_shard(*model, make_mesh(world), options);
+          const auto optimizer = adamw_rule().make_sharded(sharded);
+          optimizer->step_in_backward(true);
+          std::vector<at::Tensor> before;
+          for (const at::Tensor& update : sharded.update_tensors()) {
+            before.push_back(update.clone());
+          }
+          // Behind blocks.2, whose reduction has just been started.
+          model->blocks[1]->as<shard::test::BlockImpl>()->add_forward_hooks(
+              std::make_shared<BrokenOff>()
+          );
+          const at::Tensor loss = shard::test::loss_of(model->forward(make_inputs(4, 5, 0)));
+          EXPECT_THROW(loss.backward(), std::runtime_error);
+          sharded.zero_grad();  // finishes what is in flight
+          bool is_old = true;
+          for (std::size_t i = 0; i < before.size(); ++i) {
+            is_old = is_old && at::equal(sharded.update_tensors()[i], before[i]);
+          }
+          if (!is_old) {
+            expect_part(
+                thrown_by([&] { model->forward(make_inputs(4, 5, 1)); }),
+                "the weights are a mix of two steps"
+            );
+          }
+        },
+        {.backend = testing::RankBackend::kDelayed, .seed = seed}
+    );
+  }
+}
+
 }  // namespace
 }  // namespace hypershard::optim::test

@@ -16,18 +16,6 @@ using test::thrown_by;
 
 const Placement kRep = Placement::replicate();
 
-// Blocks whose rows are cut over tp between the MLPs, as positions are under sequence parallelism.
-ShardingPlan sequence_parallel_plan() {
-  ShardingPlan plan;
-  plan.parameter("blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}})
-      .parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}})
-      .input("blocks.0", {{"tp", Placement::shard(0)}})
-      .input("blocks.*.mlp", {{"tp", kRep}})
-      .output("blocks.*.mlp", {{"tp", Placement::shard(0)}})
-      .input("head", {{"tp", kRep}});
-  return plan;
-}
-
 struct Case {
   const char* name;
   std::vector<layout::MeshAxis> axes;
@@ -91,10 +79,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"tp2", {{"tp", 2}}, test::tensor_parallel_plan},
         Case{"tp3_uneven", {{"tp", 3}}, test::tensor_parallel_plan, 7, 13},
         Case{"tp4_empty", {{"tp", 4}}, test::tensor_parallel_plan, 5, 3},
-        Case{"sp2", {{"tp", 2}}, sequence_parallel_plan},
-        Case{"sp3_uneven", {{"tp", 3}}, sequence_parallel_plan, 7, 13},
+        Case{"sp2", {{"tp", 2}}, test::sequence_parallel_plan},
+        Case{"sp3_uneven", {{"tp", 3}}, test::sequence_parallel_plan, 7, 13},
         Case{"dp2_tp2", {{"dp", 2}, {"tp", 2}}, test::tensor_parallel_plan},
-        Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, sequence_parallel_plan}
+        Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, test::sequence_parallel_plan}
     ),
     [](const auto& each) { return std::string(each.param.name); }
 );

@@ -149,4 +149,17 @@ inline ShardingPlan tensor_parallel_plan() {
   return plan;
 }
 
+/// Blocks whose rows are cut over tp between the MLPs, as positions are under sequence
+/// parallelism.
+inline ShardingPlan sequence_parallel_plan() {
+  ShardingPlan plan;
+  plan.parameter("blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}})
+      .parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}})
+      .input("blocks.0", {{"tp", Placement::shard(0)}})
+      .input("blocks.*.mlp", {{"tp", Placement::replicate()}})
+      .output("blocks.*.mlp", {{"tp", Placement::shard(0)}})
+      .input("head", {{"tp", Placement::replicate()}});
+  return plan;
+}
+
 }  // namespace hypershard::plan::test

@@ -13,17 +13,6 @@ using layout::Placement;
 
 const Placement kRep = Placement::replicate();
 
-ShardingPlan sequence_parallel_plan() {
-  ShardingPlan plan;
-  plan.parameter("blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}})
-      .parameter("blocks.*.mlp.down.weight", {{"tp", Placement::shard(1)}})
-      .input("blocks.0", {{"tp", Placement::shard(0)}})
-      .input("blocks.*.mlp", {{"tp", kRep}})
-      .output("blocks.*.mlp", {{"tp", Placement::shard(0)}})
-      .input("head", {{"tp", kRep}});
-  return plan;
-}
-
 struct Case {
   const char* name;
   std::vector<layout::MeshAxis> axes;
@@ -87,10 +76,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"tp2_operators", {{"tp", 2}}, test::tensor_parallel_plan, ValidationLevel::kOperators},
         Case{"tp3", {{"tp", 3}}, test::tensor_parallel_plan},
         Case{"tp4", {{"tp", 4}}, test::tensor_parallel_plan},
-        Case{"sp2", {{"tp", 2}}, sequence_parallel_plan},
-        Case{"sp3_operators", {{"tp", 3}}, sequence_parallel_plan, ValidationLevel::kOperators},
+        Case{"sp2", {{"tp", 2}}, test::sequence_parallel_plan},
+        Case{
+            "sp3_operators", {{"tp", 3}}, test::sequence_parallel_plan, ValidationLevel::kOperators
+        },
         Case{"dp2_tp2", {{"dp", 2}, {"tp", 2}}, test::tensor_parallel_plan},
-        Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, sequence_parallel_plan},
+        Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, test::sequence_parallel_plan},
         Case{"tp8", {{"tp", 8}}, test::tensor_parallel_plan}
     ),
     [](const auto& each) { return std::string(each.param.name); }

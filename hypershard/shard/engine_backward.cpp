@@ -351,10 +351,13 @@ bool Engine::reduces_over_all_axes() const {
 void Engine::reset_iteration() {
   if (in_backward_) {
     torn_units_ += updated_units_;
-    // What is in flight would otherwise come to rest among the gradients of the next backward.
+    // What is in flight would otherwise come to rest among the gradients of the next backward; no
+    // unit is updated with it.
+    const auto update = std::exchange(update_in_backward, nullptr);
     while (!in_flight_.empty()) {
       wait_front();
     }
+    update_in_backward = update;
     drop_gradients();
   }
   for (const auto& unit : units_) {

@@ -54,8 +54,8 @@ bool is_large_fp32(
 }
 
 /// NOTE [products by oneDNN]: libtorch multiplies fp32 matrices with MKL, which runs processors
-/// other than Intel's on kernels that here take 6 to 25 % longer than those of oneDNN, which the
-/// same libtorch has. Measured on Zen 4, one core, [128, 512] by [512, 512 ... 8192]; below about
+/// other than Intel's on kernels that here take 1 to 32 % longer than those of oneDNN, which the
+/// same libtorch has. Measured on Zen 4, one core, 32 to 1024 rows by 512 to 8192; below about
 /// 2^24 multiplications oneDNN's fixed costs are more than it gains.
 bool multiplies_by_onednn(const at::Tensor& a, std::int64_t rows, std::int64_t columns) {
   static const bool is_better = is_amd() && at::globalContext().hasMKLDNN();

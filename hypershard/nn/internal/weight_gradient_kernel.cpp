@@ -6,12 +6,13 @@
 #include <cstdint>
 
 #include "hypershard/nn/internal/simd.h"
+#include "hypershard/nn/internal/small_matmul.h"
 
 namespace hypershard::nn::internal {
 namespace {
 
-constexpr std::int64_t kTileRows = 4;
-constexpr std::int64_t kTilePacks = 3;
+constexpr int kTileRows = 4;
+constexpr int kTilePacks = 3;
 constexpr std::int64_t kStrip = kTilePacks * kLanes<float>;
 /// Left panels that are packed at once; they stay in the second-level cache.
 constexpr std::int64_t kLeftNumel = 1 << 17;
@@ -59,34 +60,13 @@ HS_INLINE void multiply_panel(
     std::int64_t columns,
     bool overwrite
 ) {
-  FloatPack sums[kTileRows][kTilePacks] = {};
-  for (std::int64_t k = 0; k < depth; ++k) {
-    FloatPack row[kTilePacks];
-    for (std::int64_t j = 0; j < kTilePacks; ++j) {
-      row[j] = load<FloatPack>(right + k * kStrip + j * kLanes<float>);
-    }
-    for (std::int64_t i = 0; i < kTileRows; ++i) {
-      const float factor = left[k * kTileRows + i];
-      for (std::int64_t j = 0; j < kTilePacks; ++j) {
-        sums[i][j] += row[j] * factor;
-      }
-    }
-  }
-  if (rows == kTileRows && columns == kStrip) {
-    for (std::int64_t i = 0; i < kTileRows; ++i) {
-      for (std::int64_t j = 0; j < kTilePacks; ++j) {
-        float* to = c + i * stride + j * kLanes<float>;
-        store(to, overwrite ? sums[i][j] : load<FloatPack>(to) + sums[i][j]);
-      }
-    }
+  const LeftOperand<float> operand{left, /*row_stride=*/1, /*depth_stride=*/kTileRows};
+  if (overwrite && rows == kTileRows && columns == kStrip) {
+    multiply_tile<false, kTileRows, kTilePacks>(operand, right, kStrip, c, stride, depth);
     return;
   }
   float tile[kTileRows * kStrip];
-  for (std::int64_t i = 0; i < kTileRows; ++i) {
-    for (std::int64_t j = 0; j < kTilePacks; ++j) {
-      store(tile + i * kStrip + j * kLanes<float>, sums[i][j]);
-    }
-  }
+  multiply_tile<false, kTileRows, kTilePacks>(operand, right, kStrip, tile, kStrip, depth);
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t j = 0; j < columns; ++j) {
       float& to = c[i * stride + j];
@@ -138,7 +118,7 @@ HS_KERNEL void multiply_transposed(
             c + row * columns + at,
             columns,
             depth,
-            std::min(kTileRows, rows - row),
+            std::min<std::int64_t>(kTileRows, rows - row),
             std::min(kStrip, columns - at),
             overwrite
         );
