@@ -88,7 +88,7 @@ void multiply_here(
 }
 
 // The operator is libtorch's, so its rule stands with its one caller.
-[[maybe_unused]] const bool has_rule = [] {
+[[maybe_unused]] const bool kHasRule = [] {
   dtensor::register_op_rule("mkldnn::_linear_pointwise", fast_linear_rule);
   return true;
 }();
