@@ -12,6 +12,7 @@
 #include <ATen/Parallel.h>
 
 #include "hypershard/core/error.h"
+#include "hypershard/train/process_memory.h"
 
 namespace hypershard::bench {
 
@@ -50,6 +51,7 @@ std::string run_on(
 }
 
 int run(const std::vector<std::string>& words) {
+  train::keep_freed_memory();
   at::set_num_threads(1);
   HS_CHECK(words.size() >= 2, "bench: a case and the number of repeats are needed");
   const int repeats = std::atoi(words.back().c_str());
