@@ -45,6 +45,9 @@ void check_tensor(const Subject& subject, std::string_view name, const at::Tenso
 
 /// Returns `tensor` as one row, outside autograd.
 at::Tensor flat(const at::Tensor& tensor) {
+  if (tensor.dim() == 1 && !tensor.requires_grad()) {
+    return tensor;
+  }
   return tensor.detach().view({tensor.numel()});
 }
 

@@ -23,14 +23,8 @@ constexpr int kPublished = 1;
 
 }  // namespace
 
-Engine::Engine(
-    DataParallel parallel,
-    std::string replicate_axis,
-    FullyShardOptions options,
-    std::vector<UnitSpec> specs
-)
+Engine::Engine(DataParallel parallel, FullyShardOptions options, std::vector<UnitSpec> specs)
     : parallel_(std::move(parallel)),
-      replicate_axis_(std::move(replicate_axis)),
       options_(std::move(options)),
       pool_(&counters_, options_.reshard_debug == ReshardDebug::kNan) {
   HS_CHECK_GE(options_.forward_prefetch, 0, "shard: forward_prefetch counts units");
@@ -39,9 +33,11 @@ Engine::Engine(
   place_groups();
   agree_on_buffer_sizes();
   std::vector<std::int64_t> unit_bytes;
+  std::vector<std::int64_t> slice_bytes;
   bool all_at_rest = true;
   for (const auto& unit : units_) {
     unit_bytes.push_back(unit->gradient_bytes());
+    slice_bytes.push_back(unit->slice_bytes({.rest_in_buffer = true}));
     for (const auto& group : unit->groups()) {
       all_at_rest = all_at_rest && group->whole_rest().defined();
     }
@@ -53,7 +49,14 @@ Engine::Engine(
       options_.gradient_buffers,
       reader,
       &counters_,
-      [this](const comm::WorkPtr& work) { drive_until(work); }
+      [this](UnitReduction& reduction) { leave_buffer(reduction); }
+  );
+  slices_ = std::make_unique<GradientBuffers>(
+      slice_bytes,
+      options_.gradient_buffers,
+      nullptr,
+      &counters_,
+      [this](UnitReduction& reduction) { finish_reduction(reduction); }
   );
   // Until a forward is recorded: order of declaration, the root around all others.
   std::vector<int> begins(units_.size());
@@ -72,6 +75,10 @@ void Engine::refresh_trainability() {
     for (const auto& each : units_) {
       segment_observers_.push_back(
           std::make_shared<internal::SegmentObserver>(weak_from_this(), each->index())
+      );
+      events_.push_back(
+          {.pre_backward = event(each->index(), &Engine::pre_backward),
+           .inputs_done = event(each->index(), &Engine::inputs_done)}
       );
     }
   }
@@ -104,6 +111,14 @@ void Engine::refresh_trainability() {
       }
     }
   }
+}
+
+std::shared_ptr<const std::function<void()>> Engine::event(int unit, void (Engine::*method)(int)) {
+  return std::make_shared<const std::function<void()>>([self = weak_from_this(), unit, method] {
+    if (const auto engine = self.lock()) {
+      (engine.get()->*method)(unit);
+    }
+  });
 }
 
 void Engine::hook_parameters(Unit& unit, std::size_t group) {

@@ -67,12 +67,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Collective: ranks of the data axes, and of the plan axes (NOTE [plan axes]) if there are any.
   /// Errors: InvalidArgument for counts out of range; Unsupported if sharing is demanded and
   /// impossible.
-  Engine(
-      DataParallel parallel,
-      std::string replicate_axis,
-      FullyShardOptions options,
-      std::vector<UnitSpec> specs
-  );
+  Engine(DataParallel parallel, FullyShardOptions options, std::vector<UnitSpec> specs);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -155,6 +150,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void start(Unit& unit);
   void finish(int unit);
   void release(Unit& unit);
+  std::shared_ptr<const std::function<void()>> event(int unit, void (Engine::*method)(int));
   void hook_outputs(int unit, std::span<at::Tensor* const> outputs);
   void hook_inputs(int unit, std::span<at::Tensor* const> inputs);
   void cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const;
@@ -166,9 +162,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void post(Unit& unit);
   void start_ready_reductions();
   void progress();
-  void drive_until(const comm::WorkPtr& work);
-  bool test_front();
-  void wait_front();
+  void leave_buffer(UnitReduction& reduction);
+  void finish_reduction(UnitReduction& reduction);
+  bool advance_inside(bool block);
+  bool advance_front(bool block);
   void pop_reduction();
   void update_unit(Unit& unit);
   void end_backward_span(int unit);
@@ -184,12 +181,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t update_versions() const;
 
   DataParallel parallel_;
-  std::string replicate_axis_;
   FullyShardOptions options_;
   Counters counters_;
   BufferPool pool_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<GradientBuffers> gradient_buffers_;
+  std::unique_ptr<GradientBuffers> slices_;  ///< of sums that cross supernodes
   std::string why_not_shared_;
   std::vector<std::string> uninitialised_;
 
@@ -224,12 +221,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::size_t started_ = 0;     // entries of pass_order_ passed by
   bool in_backward_ = false;
   std::size_t next_reduction_ = 0;
-  struct InFlight {
-    int unit;
-    comm::WorkPtr work;
-    OpenSpan span;
-  };
-  std::deque<InFlight> in_flight_;
+  std::deque<std::shared_ptr<UnitReduction>> reductions_;  ///< not finished, oldest first
+  std::size_t num_inside_done_ = 0;  ///< of those, whose sums inside the supernode are complete
 
   /// What stands in for the gradient of a runtime parameter, so that its use is found out.
   struct Tombstone {
@@ -239,6 +232,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Tombstone> tombstones_;
   std::vector<std::shared_ptr<void>> gradient_hooks_;  // hooks and slots of parameters, kept alive
   std::vector<std::shared_ptr<nn::RecomputeObserver>> segment_observers_;  // by unit
+  struct BackwardEvents {
+    std::shared_ptr<const std::function<void()>> pre_backward;
+    std::shared_ptr<const std::function<void()>> inputs_done;
+  };
+  std::vector<BackwardEvents> events_;  // by unit
 };
 
 }  // namespace hypershard::shard

@@ -174,11 +174,7 @@ void Engine::hook_inputs(int unit, std::span<at::Tensor* const> inputs) {
     return;
   }
   for (at::Tensor* input : inputs) {
-    internal::before_backward_of(*input, [self = weak_from_this(), unit] {
-      if (const auto engine = self.lock()) {
-        engine->inputs_done(unit);
-      }
-    });
+    internal::before_backward_of(*input, events_[static_cast<std::size_t>(unit)].inputs_done);
   }
 }
 
@@ -187,11 +183,7 @@ void Engine::hook_outputs(int unit, std::span<at::Tensor* const> outputs) {
     return;
   }
   for (at::Tensor* output : outputs) {
-    internal::before_backward_of(*output, [self = weak_from_this(), unit] {
-      if (const auto engine = self.lock()) {
-        engine->pre_backward(unit);
-      }
-    });
+    internal::before_backward_of(*output, events_[static_cast<std::size_t>(unit)].pre_backward);
   }
 }
 

@@ -26,13 +26,15 @@ struct Case {
   RankBackend backend;
   bool reshard = true;
   Share share = Share::kAuto;
+  bool tiers = false;  ///< replicas lie in supernodes of their own
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   return to_text(c.strategy) + "_" + std::to_string(c.ranks) + "ranks_" +
          std::to_string(c.replicate) + "replicas_" + testing::to_text(c.backend) +
-         (c.reshard ? "" : "_keep") + (c.share == Share::kOff ? "_unshared" : "");
+         (c.reshard ? "" : "_keep") + (c.share == Share::kOff ? "_unshared" : "") +
+         (c.tiers ? "_tiers" : "");
 }
 
 std::vector<Case> all_cases() {
@@ -52,7 +54,37 @@ std::vector<Case> all_cases() {
     cases.push_back({Strategy::kZero3, 2, 1, backend, /*reshard=*/false});
     cases.push_back({Strategy::kZero3, 2, 1, backend, true, Share::kOff});
   }
+  for (const RankBackend backend : {RankBackend::kLocal, RankBackend::kShm}) {
+    for (const Strategy strategy :
+         {Strategy::kDdp,
+          Strategy::kZero2,
+          Strategy::kZero3,
+          Strategy::kHsdp,
+          Strategy::kHierarchical}) {
+      for (const int ranks : {2, 4}) {
+        cases.push_back(
+            {.strategy = strategy, .ranks = ranks, .replicate = 2, .backend = backend, .tiers = true
+            }
+        );
+      }
+    }
+    cases.push_back(
+        {.strategy = Strategy::kHierarchical,
+         .ranks = 4,
+         .replicate = 4,
+         .backend = backend,
+         .tiers = true}
+    );
+  }
   return cases;
+}
+
+testing::RunRanksOptions run_options(const Case& c, double deadline_s = 60) {
+  testing::RunRanksOptions options{.backend = c.backend, .deadline_s = deadline_s};
+  for (int rank = 0; c.tiers && rank < c.ranks; ++rank) {
+    options.supernodes.push_back("supernode " + std::to_string(rank / (c.ranks / c.replicate)));
+  }
+  return options;
 }
 
 FullyShardOptions options_of(const Case& c) {
@@ -92,7 +124,7 @@ TEST_P(EquivalenceTest, GradientsEqualTheUnshardedModel) {
           }
         }
       },
-      {.backend = c.backend}
+      run_options(c)
   );
 }
 
@@ -212,7 +244,7 @@ TEST_P(EquivalenceTest, LossesOverFiftyStepsEqualTheSingleProcess) {
           }
         }
       },
-      {.backend = c.backend, .deadline_s = 120}
+      run_options(c, /*deadline_s=*/120)
   );
 }
 

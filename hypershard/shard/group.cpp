@@ -109,7 +109,9 @@ ParamGroup::ParamGroup(
       buffer_numel_(packing_.numel),
       gaps_(find_gaps(packing_)),
       written_(params_.size(), 0),
-      arrived_(params_.size(), 0) {}
+      arrived_(params_.size(), 0) {
+  plan_reduction();
+}
 
 RuntimeMode ParamGroup::choose_mode(
     const DataParallel& parallel, const GroupDtypes& dtypes, bool may_share, std::string* why_not

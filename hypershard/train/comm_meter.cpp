@@ -39,10 +39,16 @@ void CommMeter::add(const comm::Communicator* communicator) {
 }
 
 std::int64_t CommMeter::exposed_ns() const {
+  return exposed_ns(layout::Tier::kIntra) + exposed_ns(layout::Tier::kInter);
+}
+
+std::int64_t CommMeter::exposed_ns(layout::Tier tier) const {
   std::int64_t sum = 0;
   for (const comm::Communicator* communicator : communicators_) {
-    const comm::CommStats stats = communicator->stats();
-    sum += stats.wait_ns + stats.reduce_ns;
+    if (communicator->info().tier == tier) {
+      const comm::CommStats stats = communicator->stats();
+      sum += stats.wait_ns + stats.reduce_ns;
+    }
   }
   return sum;
 }

@@ -27,6 +27,8 @@ class CommMeter {
 
   /// Returns nanoseconds since birth of the communicators.
   std::int64_t exposed_ns() const;
+  /// The same of communicators on one tier.
+  std::int64_t exposed_ns(layout::Tier tier) const;
 
  private:
   void add(const comm::Communicator* communicator);

@@ -61,6 +61,7 @@ class Planner {
   void add_plan_reduce(std::vector<PlannedCollective>& out, const shard::ParamGroup& group) const;
   MemoryPlan plan_memory() const;
   std::int64_t gradient_buffer_bytes() const;
+  std::int64_t slice_bytes() const;
   bool uses_up_gradients(const shard::ParamGroup& group) const;
   std::int64_t unsharded_bytes() const;
 
@@ -262,6 +263,21 @@ std::int64_t Planner::gradient_buffer_bytes() const {
     const int held =
         config_.batch.sync == Sync::kLast && config_.batch.accumulation > 1 ? count : 0;
     sum += bytes * std::max(held, std::min(count, config_.parallel.gradient_buffers));
+  }
+  return sum + slice_bytes();
+}
+
+// Sums inside a supernode on their way to the others.
+std::int64_t Planner::slice_bytes() const {
+  const bool adds_up = config_.batch.accumulation > 1 && config_.batch.sync == Sync::kAll;
+  const bool in_place = adds_up || config_.optimizer.step_in_backward;
+  std::map<std::int64_t, int> units_of_size;
+  for (const auto& unit : engine_.units()) {
+    ++units_of_size[unit->slice_bytes({.rest_in_buffer = in_place})];
+  }
+  std::int64_t sum = 0;
+  for (const auto& [bytes, count] : units_of_size) {
+    sum += bytes * std::min(count, config_.parallel.gradient_buffers);
   }
   return sum;
 }

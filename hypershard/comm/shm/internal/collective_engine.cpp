@@ -132,7 +132,7 @@ void CollectiveEngine::wait_for_ring_room() {
         }
         return state == Advance::kMoved ? state : Advance::kStuck;
       },
-      wait_text(nullptr)
+      [this] { return wait_text(nullptr); }
   );
 }
 
@@ -210,7 +210,7 @@ bool CollectiveEngine::test(PendingCall& pending) {
   if (advance(lag) == Advance::kDone) {
     return true;
   }
-  sync_.glance(advance, wait_text(&pending));
+  sync_.glance(advance, [&] { return wait_text(&pending); });
   return is_complete(pending, lag);
 }
 
@@ -222,7 +222,7 @@ void CollectiveEngine::wait(PendingCall& pending) {
                : state == Advance::kMoved ? Advance::kMoved
                                           : Advance::kStuck;
       },
-      wait_text(&pending)
+      [&] { return wait_text(&pending); }
   );
 }
 
@@ -234,7 +234,7 @@ void CollectiveEngine::wait_released(PendingCall& pending) {
                : state == Advance::kMoved                ? Advance::kMoved
                                                          : Advance::kStuck;
       },
-      wait_text(&pending)
+      [&] { return wait_text(&pending); }
   );
 }
 

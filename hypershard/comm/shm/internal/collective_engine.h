@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/util/SmallVector.h>
+
 #include "hypershard/comm/arena.h"
 #include "hypershard/comm/shm/internal/group_sync.h"
 #include "hypershard/comm/shm/internal/shared_call.h"
@@ -31,11 +33,11 @@ struct PendingCall {
   std::uint64_t sequence = 0;
   Cut cut;
   CallRecord* record = nullptr;
-  const std::int64_t* counts = nullptr;        ///< this rank's, in the control block
-  std::shared_ptr<const RegionTable> regions;  ///< as they were at the call
-  std::vector<const CallRecord*> peers;        ///< null until seen and compared
-  std::vector<std::int64_t> taken;             ///< pieces taken, by source
-  std::int64_t staged = 0;                     ///< own steps copied into staging
+  const std::int64_t* counts = nullptr;          ///< this rank's, in the control block
+  std::shared_ptr<const RegionTable> regions;    ///< as they were at the call
+  c10::SmallVector<const CallRecord*, 8> peers;  ///< null until seen and compared
+  c10::SmallVector<std::int64_t, 8> taken;       ///< pieces taken, by source
+  std::int64_t staged = 0;                       ///< own steps copied into staging
   std::int64_t num_reduced = 0;
   std::int64_t num_gathered = 0;
   std::uint64_t first_reduced = 0;  ///< in the common count of all-reduce pieces

@@ -289,7 +289,7 @@ Advance CollectiveEngine::reduce_scatter(PendingCall& pending, Lag& lag) {
   const int self = sync_.rank();
   const std::int64_t count = pending.counts[self];
   bool moved = false;
-  std::vector<const std::byte*> inputs(static_cast<std::size_t>(sync_.size()));
+  c10::SmallVector<const std::byte*, 8> inputs(static_cast<std::size_t>(sync_.size()));
   while (pending.num_reduced * pending.cut.run() < count) {
     const std::int64_t step = pending.num_reduced;
     bool ready = true;
@@ -366,7 +366,7 @@ bool CollectiveEngine::reduce_piece(PendingCall& pending, std::int64_t step, Lag
   }
   const Timed timed(sync_.stats().reduce_ns);
   const Piece piece = pending.cut.piece(pending.counts, self, self, step);
-  std::vector<const std::byte*> inputs(static_cast<std::size_t>(sync_.size()));
+  c10::SmallVector<const std::byte*, 8> inputs(static_cast<std::size_t>(sync_.size()));
   for (int source = 0; source < sync_.size(); ++source) {
     inputs[static_cast<std::size_t>(source)] = address(pending, source, step, piece);
   }

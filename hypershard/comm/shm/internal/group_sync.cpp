@@ -161,7 +161,7 @@ void GroupSync::fail(const std::string& text) {
   HS_FAIL(CommError, "comm.", source_->name(), ": ", text);
 }
 
-void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
   lag_.clear();
   Advance state = advance(lag_);  // first: what is complete stays good when the group fails later
   if (state == Advance::kDone) {
@@ -194,8 +194,9 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, const Wa
   }
 }
 
-bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
-  for (const int peer : std::vector<int>(lag_.ranks())) {
+bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
+  const std::vector<int> ranks(lag_.ranks().begin(), lag_.ranks().end());  // `advance` fills it anew
+  for (const int peer : ranks) {
     if (block_.counters(peer).left.load(std::memory_order_seq_cst) == 0) {
       continue;
     }
@@ -203,7 +204,7 @@ bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, const Wa
     lag_.clear();
     if (advance(lag_) == Advance::kStuck && lag_.has(peer)) {
       fail(
-          rank_text(peer) + " left (its communicator was destroyed) during " + text.during() +
+          rank_text(peer) + " left (its communicator was destroyed) during " + text().during() +
           "; " + last_call_text(peer)
       );
     }
@@ -212,30 +213,30 @@ bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, const Wa
   return false;
 }
 
-void GroupSync::check_lost(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::check_lost(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
   for (const int lost : source_->lost_peers()) {
     if (block_.counters(lost).left.load(std::memory_order_seq_cst) == 0) {
       fail_if_still_stuck(advance, [&] {
-        return rank_text(lost) + " died (its connection closed) during " + text.during() + "; " +
+        return rank_text(lost) + " died (its connection closed) during " + text().during() + "; " +
                last_call_text(lost);
       });
     }
   }
 }
 
-void GroupSync::check_time(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::check_time(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
   fail_if_still_stuck(advance, [&] {
     std::string all;
     for (const int peer : lag_.ranks()) {
       all += all.empty() ? "" : "; ";
-      all += rank_text(peer) + " " + text.missing(peer) +
+      all += rank_text(peer) + " " + text().missing(peer) +
              concat_text(" within ", info_.timeout_s, " s; ") + last_call_text(peer);
     }
     return all;
   });
 }
 
-void GroupSync::glance(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::glance(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
   check();
   const std::int64_t now = now_ns();
   if (now < next_glance_ns_) {
