@@ -325,7 +325,8 @@ void Run::run() {
   }
 }
 
-// The unit used first is reduced last and needed at once, as is the root's rest: nothing hides that.
+// The unit used first is reduced last and needed at once, as is the root's rest: nothing hides
+// that.
 Json Run::between() const {
   std::int64_t all = 0;
   std::int64_t floor = 0;

@@ -29,35 +29,12 @@ Engine::Engine(DataParallel parallel, FullyShardOptions options, std::vector<Uni
       pool_(&counters_, options_.reshard_debug == ReshardDebug::kNan) {
   HS_CHECK_GE(options_.forward_prefetch, 0, "shard: forward_prefetch counts units");
   HS_CHECK_GE(options_.backward_prefetch, 0, "shard: backward_prefetch counts units");
+  HS_CHECK_GE(options_.bucket_bytes.value_or(0), 0, "shard: bucket_bytes is a size");
   build_units(std::move(specs));
   place_groups();
   agree_on_buffer_sizes();
-  std::vector<std::int64_t> unit_bytes;
-  std::vector<std::int64_t> slice_bytes;
-  bool all_at_rest = true;
-  for (const auto& unit : units_) {
-    unit_bytes.push_back(unit->gradient_bytes());
-    slice_bytes.push_back(unit->slice_bytes({.rest_in_buffer = true}));
-    for (const auto& group : unit->groups()) {
-      all_at_rest = all_at_rest && group->whole_rest().defined();
-    }
-  }
-  comm::Communicator* reader =
-      parallel_.gradient_levels > 0 ? parallel_.cuts.front().reduce.get() : nullptr;
-  gradient_buffers_ = std::make_unique<GradientBuffers>(
-      all_at_rest ? std::vector<std::int64_t>() : unit_bytes,
-      options_.gradient_buffers,
-      reader,
-      &counters_,
-      [this](UnitReduction& reduction) { leave_buffer(reduction); }
-  );
-  slices_ = std::make_unique<GradientBuffers>(
-      slice_bytes,
-      options_.gradient_buffers,
-      nullptr,
-      &counters_,
-      [this](UnitReduction& reduction) { finish_reduction(reduction); }
-  );
+  make_buckets();
+  make_gradient_buffers();
   // Until a forward is recorded: order of declaration, the root around all others.
   std::vector<int> begins(units_.size());
   std::iota(begins.begin(), begins.end(), 0);

@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "hypershard/nn/recompute.h"
+#include "hypershard/shard/buckets.h"
 #include "hypershard/shard/buffer_pool.h"
 #include "hypershard/shard/counters.h"
 #include "hypershard/shard/data_parallel.h"
@@ -127,6 +128,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   Counters& counters() { return counters_; }
   const std::vector<int>& recorded_order() const { return order_; }
+  /// Returns how many gradient buffers, and slices that cross supernodes, units of one size share.
+  int gradient_buffer_depth() const;
+  const Buckets& buckets() const { return *buckets_; }
   const std::string& why_not_shared() const { return why_not_shared_; }
   /// Tells the engine that meta parameters have been given values.
   void mark_initialised() { uninitialised_.clear(); }
@@ -139,6 +143,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void build_units(std::vector<UnitSpec> specs);
   void place_groups();
   void agree_on_buffer_sizes();
+  void make_buckets();
+  void make_gradient_buffers();
   void hook_parameters(Unit& unit, std::size_t group);
   void refresh_trainability();
 
@@ -166,6 +172,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void finish_reduction(UnitReduction& reduction);
   bool advance_inside(bool block);
   bool advance_front(bool block);
+  void abandon_front();
   void pop_reduction();
   void update_unit(Unit& unit);
   void end_backward_span(int unit);
@@ -187,6 +194,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<GradientBuffers> gradient_buffers_;
   std::unique_ptr<GradientBuffers> slices_;  ///< of sums that cross supernodes
+  std::unique_ptr<Buckets> buckets_;
   std::string why_not_shared_;
   std::vector<std::string> uninitialised_;
 

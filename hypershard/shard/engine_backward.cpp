@@ -30,6 +30,7 @@ void Engine::begin_backward() {
   }
   started_ = 0;
   next_reduction_ = 0;
+  buckets_->begin(units_);
   updated_units_ = 0;
   for (const auto& unit : units_) {
     unit->ready = false;
@@ -222,6 +223,7 @@ void Engine::start_ready_reductions() {
       );
       started->span.begin();
       reductions_.push_back(started);
+      buckets_->post(*started);
     }
     ++next_reduction_;
   }
@@ -249,15 +251,18 @@ bool Engine::advance_inside(bool block) {
   } else if (!next.test()) {
     return false;
   }
-  next.start_between();
+  buckets_->cross(next);
   ++num_inside_done_;
   return true;
 }
 
 bool Engine::advance_front(bool block) {
   UnitReduction& oldest = *reductions_.front();
-  if (num_inside_done_ == 0 && (!block || !advance_inside(block))) {
-    return false;
+  while (oldest.step() <= UnitReduction::Step::kWaiting) {  // for others of its bucket, too
+    if (!block) {
+      return false;
+    }
+    advance_inside(block);
   }
   const TraceSpan span(TraceLane::kWait, "reduce ", oldest.unit().path());
   while (true) {
@@ -369,6 +374,20 @@ bool Engine::reduces_over_all_axes() const {
   return reduce_gradients && (cross_replicas || !has_outer);
 }
 
+// A bucket that lacks a unit will not be full any more.
+void Engine::abandon_front() {
+  UnitReduction& oldest = *reductions_.front();
+  if (!oldest.held_up()) {
+    advance_front(/*block=*/true);
+    return;
+  }
+  while (oldest.step() == UnitReduction::Step::kInside) {
+    advance_inside(/*block=*/true);
+  }
+  reductions_.pop_front();
+  --num_inside_done_;
+}
+
 // After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed
 // backward has half-written them.
 void Engine::reset_iteration() {
@@ -378,7 +397,7 @@ void Engine::reset_iteration() {
     // unit is updated with it.
     const auto update = std::exchange(update_in_backward, nullptr);
     while (!reductions_.empty()) {
-      advance_front(/*block=*/true);
+      abandon_front();
     }
     update_in_backward = update;
     drop_gradients();

@@ -29,11 +29,12 @@ std::map<std::int64_t, int> count_sizes(const std::vector<std::int64_t>& unit_by
 GradientBuffers::GradientBuffers(
     const std::vector<std::int64_t>& unit_bytes,
     int depth,
+    Until until,
     comm::Communicator* reader,
     Counters* counters,
     std::function<void(UnitReduction&)> drive
 )
-    : counters_(counters), drive_(std::move(drive)) {
+    : until_(until), counters_(counters), drive_(std::move(drive)) {
   HS_CHECK_GE(
       depth, 1, "shard: gradient_buffers is the number of units whose reduction may be in flight"
   );
@@ -75,16 +76,21 @@ bool GradientBuffers::is_idle(const Buffer& buffer) {
   return !buffer.busy && (!buffer.last || buffer.last->step() == UnitReduction::Step::kFinished);
 }
 
+bool GradientBuffers::may_wait_for(const Buffer& buffer) const {
+  return !buffer.last || !buffer.last->held_up() ||
+         (until_ == Until::kLeft && buffer.last->leaves_early());
+}
+
 GradientBuffers::Buffer* GradientBuffers::acquire(std::int64_t bytes) {
   Row& candidates = row(bytes);
   // The row is a queue: the free one in front was released longest ago.
   const auto free =
       std::find_if(candidates.begin(), candidates.end(), [](const auto& b) { return !b->busy; });
   // A buffer more, rather than wait, while there may be more. And if all are being written, or wait
-  // for a unit that comes earlier in the order, only a buffer more can help.
+  // for a unit that comes earlier in the order or later in its bucket, only a buffer more can help.
   const bool may_add = static_cast<int>(candidates.size()) < depths_[bytes];
   Buffer* chosen = nullptr;
-  if (free == candidates.end() || (may_add && !is_idle(**free))) {
+  if (free == candidates.end() || (may_add && !is_idle(**free)) || !may_wait_for(**free)) {
     chosen = add_private(candidates, bytes);
   } else {
     std::rotate(free, free + 1, candidates.end());

@@ -23,6 +23,11 @@ namespace hypershard::shard {
 /// which the next acquire() sees to. Threads: the rank's thread.
 class GradientBuffers {
  public:
+  /// When a reduction is through with a buffer.
+  enum class Until : std::uint8_t {
+    kLeft,      ///< once its sums inside the supernode lie elsewhere, if they do
+    kFinished,  ///< at its end
+  };
   struct Buffer {
     at::Tensor bytes;  ///< 1-D uint8
     std::shared_ptr<UnitReduction> last;
@@ -37,6 +42,7 @@ class GradientBuffers {
   GradientBuffers(
       const std::vector<std::int64_t>& unit_bytes,
       int depth,
+      Until until,
       comm::Communicator* reader,
       Counters* counters,
       std::function<void(UnitReduction&)> drive
@@ -53,7 +59,9 @@ class GradientBuffers {
   Row& row(std::int64_t bytes) { return rows_[bytes]; }
   Buffer* add_private(Row& row, std::int64_t bytes);
   static bool is_idle(const Buffer& buffer);
+  bool may_wait_for(const Buffer& buffer) const;
 
+  Until until_;
   Counters* counters_;
   std::function<void(UnitReduction&)> drive_;
   std::shared_ptr<comm::SymmetricArena> arena_;

@@ -42,6 +42,7 @@ struct GroupDtypes {
   c10::ScalarType compute{};
   c10::ScalarType reduce{};
   c10::ScalarType update{};
+  std::optional<c10::ScalarType> wire;  ///< only if it is not the reduce dtype
   bool operator==(const GroupDtypes&) const = default;
 };
 
@@ -97,6 +98,13 @@ struct SumStep {
   bool scatters = false;           ///< else all ranks get the whole sum
   layout::Range range;             ///< of the packing, that this rank has afterwards
   std::vector<std::int64_t> counts;
+};
+
+/// A reduce-scatter between supernodes that is to be started, with others or alone.
+struct SumBetween {
+  comm::ReduceSegment segment;
+  comm::Reduction how;
+  comm::Communicator* ranks = nullptr;
 };
 
 /// One group of one unit on one rank.
@@ -203,19 +211,23 @@ class ParamGroup {
   /// Zeroes what nobody wrote and the padding.
   void complete_gradient();
   /// The steps of a reduction, in order: see NOTE [steps of a reduction]. begin_reduction() decides
-  /// where the result goes; the next three start a collective each, if there is anything to sum;
-  /// rest() leaves the sum as gradients of the update tensors.
+  /// where the result goes; the next three start a collective each, if there is anything to sum
+  /// (sum_between() leaves a reduce-scatter to its caller); rest() leaves the sum as gradients of
+  /// the update tensors.
   GroupReduction begin_reduction(const ReduceOptions& options);
   void sum_inside(GroupReduction& reduction);
-  void sum_between(GroupReduction& reduction);
+  std::optional<SumBetween> sum_between(GroupReduction& reduction);
   void sum_plan(GroupReduction& reduction);
   void rest(GroupReduction& reduction);
   /// Tells whether the sum inside the supernode lies outside the gradient buffer.
-  bool has_left_buffer(const GroupReduction& reduction) const;
+  bool leaves_early(const GroupReduction& reduction) const;
   /// Tells whether that sum should get memory of its own, so that the gradient buffer need not wait
   /// for what lies between supernodes.
   bool wants_slice(const ReduceOptions& options) const;
   std::int64_t slice_bytes() const;
+  /// Bytes that its sum puts on the link between supernodes; 0 if there is none. Equal on all ranks
+  /// of the plan axes.
+  std::int64_t crossing_bytes() const;
   void set_slice(GroupReduction& reduction, const at::Tensor& memory, std::int64_t offset_bytes);
   void drop_gradient_buffer();
   /// Returns a buffer for gradients that needs no reduction elsewhere: the gradient plane itself,

@@ -149,6 +149,15 @@ std::int64_t ParamGroup::slice_bytes() const {
   return numel * static_cast<std::int64_t>(c10::elementSize(dtypes_.reduce));
 }
 
+std::int64_t ParamGroup::crossing_bytes() const {
+  if (between_.axis == nullptr) {
+    return 0;
+  }
+  const std::int64_t pieces = inside_.scatters ? inside_.axis->size : 1;
+  return (buffer_numel_ + pieces - 1) / pieces *
+         static_cast<std::int64_t>(c10::elementSize(dtypes_.wire.value_or(dtypes_.reduce)));
+}
+
 // Where the gradient plane lies like the sum inside the supernode, all that follows is in place.
 bool ParamGroup::sums_at_rest() const {
   return !between_.scatters && dtypes_.reduce == dtypes_.update;
@@ -211,9 +220,9 @@ void ParamGroup::sum_inside(GroupReduction& reduction) {
   reduction.work = ranks.reduce_scatter(reduction.sum, slot_, inside_.counts, how, unit_);
 }
 
-void ParamGroup::sum_between(GroupReduction& reduction) {
+std::optional<SumBetween> ParamGroup::sum_between(GroupReduction& reduction) {
   if (between_.axis == nullptr || reduction.rest == Rest::kPartial) {
-    return;
+    return std::nullopt;
   }
   if (partial_live_) {
     const c10::NoGradGuard no_grad;
@@ -223,10 +232,11 @@ void ParamGroup::sum_between(GroupReduction& reduction) {
     partial_live_ = false;
   }
   comm::Communicator& ranks = *between_.axis->reduce;
-  const comm::Reduction how = sum_or_mean(reduction, plan_reduce_ == nullptr);
+  comm::Reduction how = sum_or_mean(reduction, plan_reduce_ == nullptr);
+  how.wire = dtypes_.wire;
   if (!between_.scatters) {
     reduction.work = ranks.all_reduce(reduction.sum, how, unit_);
-    return;
+    return std::nullopt;
   }
   const at::Tensor input = reduction.sum;
   if (reduction.fresh) {
@@ -236,7 +246,11 @@ void ParamGroup::sum_between(GroupReduction& reduction) {
     reduction.sum =
         input.narrow(0, between_.range.begin - inside_.range.begin, between_.range.numel());
   }
-  reduction.work = ranks.reduce_scatter(reduction.sum, input, between_.counts, how, unit_);
+  return SumBetween{
+      .segment = {.output = reduction.sum, .input = input, .counts = between_.counts},
+      .how = how,
+      .ranks = &ranks
+  };
 }
 
 void ParamGroup::sum_plan(GroupReduction& reduction) {
@@ -249,7 +263,7 @@ void ParamGroup::sum_plan(GroupReduction& reduction) {
       plan_reduce_->all_reduce(reduction.sum, sum_or_mean(reduction, /*is_last=*/true), unit_);
 }
 
-bool ParamGroup::has_left_buffer(const GroupReduction& reduction) const {
+bool ParamGroup::leaves_early(const GroupReduction& reduction) const {
   return inside_.axis != nullptr && inside_.scatters &&
          (reduction.slice.defined() || reduction.rest == Rest::kArrived);
 }

@@ -14,12 +14,9 @@ void UnitReduction::start_inside() {
   }
 }
 
-void UnitReduction::start_between() {
+void UnitReduction::inside_done() {
   keep_works();
-  for (GroupReduction& each : groups_) {
-    each.group->sum_between(each);
-  }
-  step_ = Step::kBetween;
+  step_ = Step::kWaiting;
 }
 
 void UnitReduction::start_plan() {
@@ -61,12 +58,14 @@ void UnitReduction::keep_works() {
   }
 }
 
+bool UnitReduction::leaves_early() const {
+  return std::all_of(groups_.begin(), groups_.end(), [](const GroupReduction& each) {
+    return each.group->leaves_early(each);
+  });
+}
+
 bool UnitReduction::has_left_buffer() const {
-  return step_ == Step::kFinished ||
-         (step_ != Step::kInside &&
-          std::all_of(groups_.begin(), groups_.end(), [](const GroupReduction& each) {
-            return each.group->has_left_buffer(each);
-          }));
+  return step_ == Step::kFinished || (step_ != Step::kInside && leaves_early());
 }
 
 void UnitReduction::wait_released() {

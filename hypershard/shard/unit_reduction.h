@@ -49,12 +49,12 @@ struct GroupReduction {
 ///
 /// NOTE [steps of a reduction]: every collective starts in the order of the units, on all ranks
 /// alike: those inside the supernode when the unit posts; those between supernodes once the sums
-/// inside are complete for this unit and all before it; sums over plan axes and what follows, once
-/// those between supernodes are. So a unit that is on the slow link holds back nothing but what
-/// needs its result.
+/// inside are complete for this unit, all before it and all of its bucket; sums over plan axes and
+/// what follows, once those between supernodes are. So a unit that is on the slow link holds back
+/// nothing but what needs its result.
 class UnitReduction {
  public:
-  enum class Step : std::uint8_t { kInside, kBetween, kPlan, kFinished };
+  enum class Step : std::uint8_t { kInside, kWaiting, kBetween, kPlan, kFinished };
 
   explicit UnitReduction(Unit* unit) : unit_(unit) {}
 
@@ -64,8 +64,10 @@ class UnitReduction {
 
   /// Starts the collectives inside the supernode.
   void start_inside();
-  /// Starts those between supernodes; what was inside must be complete.
-  void start_between();
+  /// The sums inside are complete; those of others in its bucket may not be.
+  void inside_done();
+  /// The collectives between supernodes, if any, have been started.
+  void crosses() { step_ = Step::kBetween; }
   /// Starts the sums over plan axes.
   void start_plan();
   /// Brings the sums to rest as gradients of the update tensors.
@@ -76,6 +78,11 @@ class UnitReduction {
   void wait();
   /// Tells whether the gradient buffer is free once wait_released() returns.
   bool has_left_buffer() const;
+  /// Tells whether that is so before the sums have crossed between supernodes.
+  bool leaves_early() const;
+  /// A unit of its bucket has not posted: waiting for the end would last for ever.
+  bool held_up() const { return held_up_; }
+  void set_held_up(bool held_up) { held_up_ = held_up; }
   /// Waits until peers have read this rank's gradients; for one that has left its buffer.
   void wait_released();
 
@@ -88,6 +95,7 @@ class UnitReduction {
   c10::SmallVector<GroupReduction, 2> groups_;
   c10::SmallVector<comm::WorkPtr, 2> read_;  // complete, but peers may still read the buffer
   Step step_ = Step::kInside;
+  bool held_up_ = false;
 };
 
 }  // namespace hypershard::shard

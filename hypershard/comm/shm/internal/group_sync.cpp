@@ -195,7 +195,9 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWait
 }
 
 bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
-  const std::vector<int> ranks(lag_.ranks().begin(), lag_.ranks().end());  // `advance` fills it anew
+  const std::vector<int> ranks(
+      lag_.ranks().begin(), lag_.ranks().end()
+  );  // `advance` fills it anew
   for (const int peer : ranks) {
     if (block_.counters(peer).left.load(std::memory_order_seq_cst) == 0) {
       continue;
