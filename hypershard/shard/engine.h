@@ -128,8 +128,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   Counters& counters() { return counters_; }
   const std::vector<int>& recorded_order() const { return order_; }
-  /// Returns how many gradient buffers, and slices that cross supernodes, units of one size share.
+  /// Returns how many gradient buffers units of one size share.
   int gradient_buffer_depth() const;
+  /// The same for the slices that cross supernodes.
+  int slice_depth() const;
   const Buckets& buckets() const { return *buckets_; }
   const std::string& why_not_shared() const { return why_not_shared_; }
   /// Tells the engine that meta parameters have been given values.

@@ -205,13 +205,21 @@ void Engine::make_buckets() {
 
 // A unit is written to, the units of a bucket wait for one another, and two buckets are on the
 // link: more need not be held.
-int Engine::gradient_buffer_depth() const {
+int Engine::slice_depth() const {
   const bool crosses = std::any_of(units_.begin(), units_.end(), [](const auto& unit) {
     return std::any_of(unit->groups().begin(), unit->groups().end(), [](const auto& group) {
       return group->crossing_bytes() > 0;
     });
   });
   return options_.gradient_buffers + (crosses ? 2 * buckets_->most_units() : 0);
+}
+
+// Where sums inside the supernode have memory of their own, that holds what is on the link.
+int Engine::gradient_buffer_depth() const {
+  const bool has_slices = std::any_of(units_.begin(), units_.end(), [](const auto& unit) {
+    return unit->slice_bytes({.rest_in_buffer = true}) > 0;
+  });
+  return has_slices ? options_.gradient_buffers : slice_depth();
 }
 
 void Engine::make_gradient_buffers() {
@@ -227,12 +235,9 @@ void Engine::make_gradient_buffers() {
   }
   comm::Communicator* reader =
       parallel_.gradient_levels > 0 ? parallel_.cuts.front().reduce.get() : nullptr;
-  // Where sums inside the supernode have memory of their own, that holds what is on the link.
-  const bool have_slices =
-      std::any_of(slice_bytes.begin(), slice_bytes.end(), [](auto bytes) { return bytes > 0; });
   gradient_buffers_ = std::make_unique<GradientBuffers>(
       all_at_rest ? std::vector<std::int64_t>() : unit_bytes,
-      have_slices ? options_.gradient_buffers : gradient_buffer_depth(),
+      gradient_buffer_depth(),
       GradientBuffers::Until::kLeft,
       reader,
       &counters_,
@@ -240,7 +245,7 @@ void Engine::make_gradient_buffers() {
   );
   slices_ = std::make_unique<GradientBuffers>(
       slice_bytes,
-      gradient_buffer_depth(),
+      slice_depth(),
       GradientBuffers::Until::kFinished,
       nullptr,
       &counters_,

@@ -258,16 +258,13 @@ std::int64_t Planner::gradient_buffer_bytes() const {
       ++units_of_size[unit->gradient_bytes()];
     }
   }
-  const std::int64_t slices = slice_bytes();
-  const int depth =
-      slices > 0 ? config_.parallel.gradient_buffers : engine_.gradient_buffer_depth();
   std::int64_t sum = 0;
   for (const auto& [bytes, count] : units_of_size) {
     const int held =
         config_.batch.sync == Sync::kLast && config_.batch.accumulation > 1 ? count : 0;
-    sum += bytes * std::max(held, std::min(count, depth));
+    sum += bytes * std::max(held, std::min(count, engine_.gradient_buffer_depth()));
   }
-  return sum + slices;
+  return sum + slice_bytes();
 }
 
 // Sums inside a supernode on their way to the others.
@@ -280,7 +277,7 @@ std::int64_t Planner::slice_bytes() const {
   }
   std::int64_t sum = 0;
   for (const auto& [bytes, count] : units_of_size) {
-    sum += bytes * std::min(count, engine_.gradient_buffer_depth());
+    sum += bytes * std::min(count, engine_.slice_depth());
   }
   return sum;
 }

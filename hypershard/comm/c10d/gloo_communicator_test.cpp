@@ -142,6 +142,15 @@ TEST_P(GlooCommunicatorTest, SumsHaveTheBitsOfRankOrder) {
   run_all(testing_cases::check_rank_order);
 }
 
+TEST_P(GlooCommunicatorTest, SegmentsWireDtypesAndTrafficGiveTheClosedForm) {
+  run_all([&](Communicator& c) {
+    testing_cases::check_segments(c);
+    testing_cases::check_wire_dtype(c);
+    testing_cases::check_traffic(c);
+    EXPECT_EQ(c.stats().busy_ns > 0, c.size() > 1 || kind() == Kind::kWrappedCollectives);
+  });
+}
+
 TEST_P(GlooCommunicatorTest, RandomCollectivesInFlightGiveTheClosedForm) {
   run_all([](Communicator& communicator) {
     for (const std::uint64_t seed : {1, 2}) {

@@ -96,6 +96,18 @@ TEST_P(LocalWorldTest, SumsAreInRankOrder) {
   }
 }
 
+TEST_P(LocalWorldTest, SegmentsWireDtypesAndTrafficGiveTheClosedForm) {
+  for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
+    run_job(GetParam(), options, [](const std::shared_ptr<World>& world) {
+      Communicator& c = *world->world_communicator();
+      testing_cases::check_segments(c);
+      testing_cases::check_wire_dtype(c);
+      testing_cases::check_traffic(c);
+      EXPECT_GT(c.stats().busy_ns, 0);
+    });
+  }
+}
+
 TEST_P(LocalWorldTest, SharedMemoryIsSharedAndOrderedByEpochs) {
   for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
     run_job(GetParam(), options, [](const std::shared_ptr<World>& world) {

@@ -80,7 +80,10 @@ void MessageEngine::start(const ExchangePtr& exchange, std::vector<Step> steps) 
     }
     exchange->num_open_steps = static_cast<int>(steps.size());
     exchange->is_done = steps.empty();
-    num_in_flight_ += steps.empty() ? 0 : 1;
+    if (!steps.empty()) {
+      ++num_in_flight_;
+      busy_.begin();
+    }
   }
   if (steps.empty()) {
     exchange->tensors.clear();
@@ -136,7 +139,11 @@ void MessageEngine::post(Item item) {
     for (const Message& message : item.step.receives) {
       item.receives.push_back(post_message(*item.exchange, message, /*is_send=*/false));
     }
+    if (item.step.prepare) {
+      item.step.prepare();
+    }
     for (const Message& message : item.step.sends) {
+      sent_bytes_ += message.bytes;
       WorkPtr work = post_message(*item.exchange, message, /*is_send=*/true);
       const std::lock_guard lock(mutex_);
       item.exchange->sends.push_back(std::move(work));
@@ -246,6 +253,7 @@ void MessageEngine::finish(Item& item) {
     const std::lock_guard lock(mutex_);
     exchange.is_done = true;
     --num_in_flight_;
+    busy_.end();
   }
   changed_.notify_all();
 }
@@ -298,6 +306,11 @@ void MessageEngine::abort_locked() {
 bool MessageEngine::has_failed() const {
   const std::lock_guard lock(mutex_);
   return failure_.has_value();
+}
+
+std::int64_t MessageEngine::busy_ns() const {
+  const std::lock_guard lock(mutex_);
+  return busy_.busy_ns();
 }
 
 std::string MessageEngine::failure() const {

@@ -2,6 +2,7 @@
 // off the caller's thread, and runs what follows (sums, forwards) as soon as the pieces are there.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "hypershard/comm/c10d/internal/staging_pool.h"
+#include "hypershard/comm/internal/busy_clock.h"
 
 namespace c10d {
 class Backend;
@@ -42,6 +44,7 @@ inline constexpr std::uint32_t kMaxMessageIndex = 512;
 struct Step {
   std::vector<Message> receives;
   std::vector<Message> sends;
+  std::function<void()> prepare;  ///< runs before the sends are posted: makes what they carry
   std::function<void()>
       meanwhile;               ///< runs once the messages are posted, before anyone waits for them
   std::function<void()> then;  ///< runs on the engine's thread when all receives have arrived
@@ -112,6 +115,10 @@ class MessageEngine {
   void probe(int num_peers, int rank);
 
   const std::shared_ptr<StagingPool>& staging() const { return staging_; }
+  /// Returns how long at least one collective was in flight.
+  std::int64_t busy_ns() const;
+  /// Returns the bytes of all sends posted, those of barriers and probes too.
+  std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
@@ -146,6 +153,8 @@ class MessageEngine {
   bool is_stopping_ = false;
   std::optional<std::string> failure_;
   int num_in_flight_ = 0;
+  BusyClock busy_;
+  std::atomic<std::int64_t> sent_bytes_ = 0;
   std::vector<WorkPtr> current_;  // of the item that is being finished
   std::optional<int> awaited_peer_;
   std::vector<Item> abandoned_;

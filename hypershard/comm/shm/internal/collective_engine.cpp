@@ -64,6 +64,7 @@ std::shared_ptr<PendingCall> CollectiveEngine::post(SharedCall call) {
   pending->sequence = next_sequence_++;
   fill_record(*pending);
   pending_.push_back(pending);
+  busy_.begin();
   stage();
   sync_.publish(sync_.block().counters(sync_.rank()).posted, pending->sequence + 1);
   return pending;
@@ -146,6 +147,7 @@ void CollectiveEngine::fill_record(PendingCall& pending) {
   record.op = static_cast<std::uint8_t>(call.op);
   record.reduce = static_cast<std::uint8_t>(call.reduce.op);
   record.divisor = call.reduce.divisor;
+  record.wire = static_cast<std::uint8_t>(call.reduce.wire.value_or(at::ScalarType::Undefined));
   record.root = call.root;
   record.unit_hash = hash_bytes(call.unit);
   std::memcpy(record.unit, call.unit.data(), std::min(call.unit.size(), kUnitText - 1));

@@ -14,6 +14,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "hypershard/comm/arena.h"
+#include "hypershard/comm/internal/busy_clock.h"
 #include "hypershard/comm/shm/internal/group_sync.h"
 #include "hypershard/comm/shm/internal/shared_call.h"
 #include "hypershard/comm/shm/internal/staging_ring.h"
@@ -72,6 +73,7 @@ class CollectiveEngine : public std::enable_shared_from_this<CollectiveEngine> {
   void leave() noexcept;
 
   GroupSync& sync() { return sync_; }
+  std::int64_t busy_ns() const { return busy_.busy_ns(); }
   /// Works off what can be worked off now.
   Advance progress(Lag& lag);
 
@@ -123,6 +125,7 @@ class CollectiveEngine : public std::enable_shared_from_this<CollectiveEngine> {
   std::uint64_t next_sequence_ = 0;
   std::uint64_t next_step_ = 0;
   std::uint64_t next_reduced_ = 0;
+  BusyClock busy_;
   std::deque<std::shared_ptr<PendingCall>> pending_;     ///< not done
   std::deque<std::shared_ptr<PendingCall>> unreleased_;  ///< done, read in place
   std::uint32_t next_region_ = 0;

@@ -373,7 +373,7 @@ bool CollectiveEngine::reduce_piece(PendingCall& pending, std::int64_t step, Lag
   const std::int64_t element = element_bytes(call);
   std::byte* output = data(call.output) + piece.offset * element;
   const auto dtype = call.output.scalar_type();
-  ordered_reduce(output, dtype, inputs, dtype, piece.numel, call.reduce);
+  ordered_reduce(output, dtype, inputs, dtype, piece.numel, call.reduce, /*rounds_result=*/true);
   if (pending.record->place == Place::kStaged && !pending.cut.tiny()) {
     // Into the step itself: of this part of it nobody but this rank reads the input.
     const std::uint64_t number = pending.record->first_step + static_cast<std::uint64_t>(step);
@@ -417,6 +417,7 @@ bool CollectiveEngine::gather_piece(PendingCall& pending, std::int64_t step, Lag
 
 void CollectiveEngine::finish(PendingCall& pending) {
   pending.done = true;
+  busy_.end();
   sync_.publish(sync_.block().counters(sync_.rank()).finished, pending.sequence + 1);
 }
 
