@@ -37,6 +37,8 @@ struct Settings {
   std::string strategy = "zero3";
   std::string share = "auto";
   std::string dtype = "fp32";
+  std::string wire = "fp32";  ///< of gradients between supernodes
+  std::int64_t bucket_bytes = -1;
   std::int64_t layers = 8;
   std::int64_t dim = 512;
   std::int64_t heads = 8;
@@ -59,6 +61,8 @@ Settings parse(int argc, char** argv) {
   app.add_option("--strategy", settings.strategy);
   app.add_option("--share", settings.share)->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--dtype", settings.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--wire", settings.wire)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--bucket-bytes", settings.bucket_bytes, "-1: from the measured link");
   app.add_option("--layers", settings.layers);
   app.add_option("--dim", settings.dim);
   app.add_option("--heads", settings.heads);
@@ -129,6 +133,12 @@ shard::FullyShardOptions shard_options(const Settings& settings) {
     options.precision.compute = at::kBFloat16;
     options.precision.reduce = at::kFloat;
   }
+  if (settings.wire == "bf16") {
+    options.precision.wire = at::kBFloat16;
+  }
+  if (settings.bucket_bytes >= 0) {
+    options.bucket_bytes = settings.bucket_bytes;
+  }
   return options;
 }
 
@@ -175,9 +185,10 @@ std::int64_t bytes_between(const shard::Unit& unit, int supernodes) {
   for (const auto& group : unit.groups()) {
     const std::int64_t slice = group->runtime_range().numel();
     const std::int64_t own = group->update_range().numel();
-    bytes += (slice - own) * static_cast<std::int64_t>(c10::elementSize(group->dtypes().reduce)) +
-             own * (supernodes - 1) *
-                 static_cast<std::int64_t>(c10::elementSize(group->dtypes().storage));
+    const shard::GroupDtypes& dtypes = group->dtypes();
+    const c10::ScalarType wire = dtypes.wire.value_or(dtypes.reduce);
+    bytes += (slice - own) * static_cast<std::int64_t>(c10::elementSize(wire)) +
+             own * (supernodes - 1) * static_cast<std::int64_t>(c10::elementSize(dtypes.storage));
   }
   return bytes;
 }
@@ -233,6 +244,7 @@ class Run {
   bool is_floor() const { return settings_.mode == "floor"; }
   std::pair<at::Tensor, at::Tensor> batch(std::int64_t step) const;
   double one_step(std::int64_t step);
+  comm::CommStats link_stats() const;
   Json between() const;
   Json finish() const;
 
@@ -250,6 +262,8 @@ class Run {
   std::vector<double> interval_ms_;
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_, exposed_ms_;
   std::vector<double> exposed_between_ms_;
+  std::int64_t sent_between_ = 0;  ///< by the sharded model's own axis, in all measured steps
+  std::int64_t busy_between_ns_ = 0;
   std::vector<double> losses_;
 };
 
@@ -301,17 +315,37 @@ double Run::one_step(std::int64_t step) {
   return mean.item<double>() / world_->size();
 }
 
+comm::CommStats Run::link_stats() const {
+  comm::CommStats sum;
+  const shard::DataParallel& parallel = sharded_->engine().parallel();
+  for (const auto* axes : {&parallel.cuts, &parallel.summed}) {
+    for (const shard::DataAxis& axis : *axes) {
+      for (const auto& ranks : {axis.gather, axis.reduce}) {
+        if (axis.name == parallel.replicate_axis) {
+          sum.sent_bytes += ranks->stats().sent_bytes;
+          sum.busy_ns += ranks->stats().busy_ns;
+        }
+      }
+    }
+  }
+  return sum;
+}
+
 void Run::run() {
   rusage before{};
+  comm::CommStats link_before;
   for (int step = 0; step < settings_.warmup + settings_.steps; ++step) {
     if (step == settings_.warmup) {
       sharded_->reset_counters();
+      link_before = link_stats();
       ::getrusage(RUSAGE_SELF, &before);
     }
     losses_.push_back(one_step(step));
   }
   rusage after{};
   ::getrusage(RUSAGE_SELF, &after);
+  sent_between_ = link_stats().sent_bytes - link_before.sent_bytes;
+  busy_between_ns_ = link_stats().busy_ns - link_before.busy_ns;
   if (world_->rank() == 0) {
     Json result = finish();
     const int steps = std::max(1, settings_.steps);
@@ -336,7 +370,12 @@ Json Run::between() const {
     all += bytes;
     floor += unit->is_root() || (order.size() > 1 && unit->index() == order[1]) ? bytes : 0;
   }
-  return {{"predicted_bytes", all}, {"causal_floor_bytes", floor}};
+  return {
+      {"predicted_bytes", all},
+      {"causal_floor_bytes", floor},
+      {"sent_bytes", sent_between_},
+      {"busy_ms", static_cast<double>(busy_between_ns_) * 1e-6}
+  };
 }
 
 Json Run::finish() const {
