@@ -26,6 +26,10 @@ class Buckets {
 
   /// Returns the largest number of units in a bucket.
   int most_units() const;
+  /// Returns the name of a unit's bucket: the units in it.
+  const std::string& name_of(int unit) const {
+    return buckets_[bucket_of_[static_cast<std::size_t>(unit)]].name;
+  }
   /// Begins a backward: counts the units that each bucket must wait for.
   void begin(const std::vector<std::unique_ptr<Unit>>& units);
   /// Takes a reduction that was started; until all of its bucket are, it is held up.

@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 
+#include "hypershard/layout/bucket.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/test_models.h"
 
@@ -27,6 +28,7 @@ struct Case {
   bool reshard = true;
   Share share = Share::kAuto;
   bool tiers = false;  ///< replicas lie in supernodes of their own
+  std::int64_t bucket_bytes = layout::kBucketOfOne;
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
@@ -34,7 +36,10 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   return to_text(c.strategy) + "_" + std::to_string(c.ranks) + "ranks_" +
          std::to_string(c.replicate) + "replicas_" + testing::to_text(c.backend) +
          (c.reshard ? "" : "_keep") + (c.share == Share::kOff ? "_unshared" : "") +
-         (c.tiers ? "_tiers" : "");
+         (c.tiers ? "_tiers" : "") +
+         (c.bucket_bytes == layout::kBucketOfOne   ? ""
+          : c.bucket_bytes == layout::kBucketOfAll ? "_one_bucket"
+                                                   : "_buckets");
 }
 
 std::vector<Case> all_cases() {
@@ -76,6 +81,30 @@ std::vector<Case> all_cases() {
          .tiers = true}
     );
   }
+  // More than a unit and less than all of them, and all.
+  for (const std::int64_t bucket_bytes : {std::int64_t{2000}, layout::kBucketOfAll}) {
+    for (const RankBackend backend :
+         {RankBackend::kLocal, RankBackend::kDelayed, RankBackend::kGloo}) {
+      for (const int ranks : {2, 4}) {
+        cases.push_back(
+            {.strategy = Strategy::kHierarchical,
+             .ranks = ranks,
+             .replicate = 2,
+             .backend = backend,
+             .tiers = true,
+             .bucket_bytes = bucket_bytes}
+        );
+      }
+    }
+    cases.push_back(
+        {.strategy = Strategy::kHsdp,
+         .ranks = 4,
+         .replicate = 2,
+         .backend = RankBackend::kLocal,
+         .tiers = true,
+         .bucket_bytes = bucket_bytes}
+    );
+  }
   return cases;
 }
 
@@ -93,6 +122,7 @@ FullyShardOptions options_of(const Case& c) {
   options.units = {"blocks.*"};
   options.reshard_after_forward = c.reshard;
   options.share = c.share;
+  options.bucket_bytes = c.bucket_bytes;
   return options;
 }
 
