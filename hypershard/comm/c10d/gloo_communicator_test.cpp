@@ -21,6 +21,7 @@
 #include "hypershard/comm/c10d/internal/collective_communicator.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
 #include "hypershard/comm/collective_cases.h"
+#include "hypershard/comm/link.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm {
@@ -148,6 +149,18 @@ TEST_P(GlooCommunicatorTest, SegmentsWireDtypesAndTrafficGiveTheClosedForm) {
     testing_cases::check_wire_dtype(c);
     testing_cases::check_traffic(c);
     EXPECT_EQ(c.stats().busy_ns > 0, c.size() > 1 || kind() == Kind::kWrappedCollectives);
+  });
+}
+
+TEST_P(GlooCommunicatorTest, MeasuresTheLink) {
+  run_all([](Communicator& c) {
+    const LinkSpeed link = measure_link(c);
+    at::Tensor slowest = at::tensor({link.latency_s, link.bytes_per_s}, at::kDouble);
+    const at::Tensor own = slowest.clone();
+    c.all_reduce(slowest, ReduceOp::kMax)->wait();
+    EXPECT_TRUE(at::equal(own, slowest)) << "the ranks disagree";
+    EXPECT_LT(link.latency_s, 1);
+    EXPECT_GT(link.bytes_per_s, c.size() == 1 ? 1e18 : 1e6);
   });
 }
 
