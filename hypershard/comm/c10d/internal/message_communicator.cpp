@@ -122,9 +122,12 @@ std::string cuts_text(const std::vector<ReduceSegment>& segments) {
 MessageGroup::MessageGroup(
     GroupInfo group_info,
     c10::intrusive_ptr<::c10d::Backend> backend,
-    std::shared_ptr<Health> group_health
+    std::shared_ptr<Health> group_health,
+    const LinkDelay& link_delay
 )
-    : info(std::move(group_info)), health(std::move(group_health)), engine(std::move(backend)) {}
+    : info(std::move(group_info)),
+      health(std::move(group_health)),
+      engine(std::move(backend), link_delay) {}
 
 std::string MessageGroup::describe(const Stall& stall) const {
   std::string text = to_text(stall.note);
@@ -170,11 +173,13 @@ MessageCommunicator::MessageCommunicator(
     GroupInfo info,
     c10::intrusive_ptr<::c10d::Backend> backend,
     std::string backend_name,
-    std::shared_ptr<Health> health
+    std::shared_ptr<Health> health,
+    const LinkDelay& link_delay
 )
     : Communicator(info),
-      group_(std::make_shared<MessageGroup>(std::move(info), std::move(backend), std::move(health))
-      ),
+      group_(std::make_shared<MessageGroup>(
+          std::move(info), std::move(backend), std::move(health), link_delay
+      )),
       backend_name_(std::move(backend_name)) {}
 
 MessageCommunicator::~MessageCommunicator() = default;
@@ -227,6 +232,7 @@ CollectiveNote MessageCommunicator::note_of(const Call& call) const {
   note.op = to_text(call.op);
   note.unit = call.unit;
   note.sequence = call.sequence;
+  note.crosses_supernodes = info().tier == layout::Tier::kInter;
   note.signature = hash_combine(kHashSeed, static_cast<std::uint64_t>(call.op));
   note.signature = hash_combine(note.signature, static_cast<std::uint64_t>(call.reduce.op));
   note.signature = hash_combine(note.signature, std::bit_cast<std::uint64_t>(call.reduce.divisor));
