@@ -42,7 +42,7 @@ struct GroupDtypes {
   c10::ScalarType compute{};
   c10::ScalarType reduce{};
   c10::ScalarType update{};
-  std::optional<c10::ScalarType> wire;  ///< only if it is not the reduce dtype
+  std::optional<c10::ScalarType> wire = {};  ///< only if it is not the reduce dtype
   bool operator==(const GroupDtypes&) const = default;
 };
 

@@ -316,7 +316,7 @@ std::int64_t Planner::gradient_buffer_bytes() const {
 
 // Sums inside a supernode on their way to the others.
 std::int64_t Planner::slice_bytes() const {
-  const bool adds_up = config_.batch.accumulation > 1 && config_.batch.sync == Sync::kAll;
+  const bool adds_up = config_.batch.accumulation > 1 && config_.batch.sync == Sync::kEvery;
   const bool in_place = adds_up || config_.optimizer.step_in_backward;
   std::map<std::int64_t, int> units_of_size;
   for (const auto& unit : engine_.units()) {
