@@ -197,7 +197,7 @@ Flight launch(Communicator& c, std::mt19937_64& random) {
   const std::int64_t count = counts[index(c.rank())];
   const std::int64_t all = total(counts);
   Flight flight;
-  switch (random() % 5) {
+  switch (random() % 6) {
     case 0: {
       flight.what = "all_gather";
       flight.input = filled(count, c.rank(), dtype);
@@ -223,6 +223,25 @@ Flight launch(Communicator& c, std::mt19937_64& random) {
       flight.expected = joined(c.size(), 0, all, ReduceOp::kSum);
       flight.work = c.all_reduce(flight.got, ReduceOp::kSum, "soak");
       break;
+    case 4: {
+      // The same counts three times, with a segment of nothing between.
+      flight.what = "segments";
+      const Counts none(index(c.size()), 0);
+      flight.input = filled(3 * all, c.rank(), dtype);
+      flight.got = garbage(3 * count, dtype);
+      std::vector<ReduceSegment> segments;
+      std::vector<at::Tensor> parts;
+      for (int i = 0; i < 3; ++i) {
+        segments.push_back(
+            {flight.got.narrow(0, i * count, count), flight.input.narrow(0, i * all, all), counts}
+        );
+        segments.push_back({garbage(0, dtype), garbage(0, dtype), none});
+        parts.push_back(joined(c.size(), i * all + begin, count, ReduceOp::kSum));
+      }
+      flight.expected = at::cat(parts);
+      flight.work = c.reduce_scatter(segments, ReduceOp::kSum, "soak");
+      break;
+    }
     case 3: {
       const int root = static_cast<int>(random() % static_cast<std::uint64_t>(c.size()));
       flight.what = "broadcast";

@@ -24,11 +24,11 @@ struct Bucket {
 inline constexpr std::int64_t kBucketOfOne = 0;
 inline constexpr std::int64_t kBucketOfAll = std::numeric_limits<std::int64_t>::max();
 
-/// Returns the smallest number of bytes whose reduce-scatter over a link costs latency no more than
-/// `latency_share` of its time.
+/// Returns the smallest number of bytes whose reduce-scatter over a link spends no more than
+/// `latency_share` of its time on latency.
 ///
-/// Of n bytes, n (num_ranks - 1) / num_ranks cross the link from each rank. An infinite bandwidth
-/// hides no latency: kBucketOfAll; without latency kBucketOfOne is enough.
+/// Of n bytes that each rank holds, n (num_ranks - 1) / num_ranks cross the link from each rank. An
+/// infinite bandwidth hides no latency: kBucketOfAll; without latency kBucketOfOne is enough.
 /// Errors: InvalidArgument if the share is not in (0, 1), a rank count < 1, a latency < 0 or a
 /// bandwidth <= 0.
 std::int64_t smallest_bucket_bytes(
@@ -40,7 +40,8 @@ std::int64_t smallest_bucket_bytes(
 ///
 /// A bucket is full with the unit that takes it to its target; what is left for the first units,
 /// whose reduction nothing can hide, may be less. Units of 0 bytes join a neighbour.
-/// Shapes: `unit_bytes[i]` is what unit i puts on the link, in its wire dtype.
+/// Shapes: `unit_bytes[i]` is what of unit i a rank of the link holds before it is scattered there,
+/// in the wire dtype: the unit's slice after the reduction inside the supernode.
 /// Errors: InvalidArgument for a negative size.
 std::vector<Bucket> make_buckets(
     std::span<const std::int64_t> unit_bytes, std::int64_t target_bytes
