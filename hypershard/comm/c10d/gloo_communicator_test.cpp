@@ -21,6 +21,7 @@
 #include "hypershard/comm/c10d/internal/collective_communicator.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
 #include "hypershard/comm/collective_cases.h"
+#include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm {
@@ -235,6 +236,34 @@ TEST(MessageCommunicatorTest, TestTurnsTrueWithoutWait) {
       std::this_thread::yield();
     }
     EXPECT_EQ(tensor[499'999].item<float>(), 3.0f);
+    c->barrier()->wait();
+  });
+}
+
+// Late together, not one after another: a link's delay is no cut of its bandwidth.
+TEST(MessageCommunicatorTest, ASlowLinkDelaysEachMessageOnce) {
+  constexpr double kDelayS = 0.3;
+  constexpr int kNumInFlight = 10;
+  GlooOptions options;
+  options.link_delay = {.delay_us = 300'000, .jitter_us = 50'000, .seed = 7};
+  const auto rendezvous = Rendezvous::in_process();
+  run_threads(2, [&](int rank) {
+    const auto c =
+        make_gloo_communicator(group_of(rank, 2, 20), rendezvous->store(), "slow", options);
+    const at::Tensor input = at::full({1000}, rank + 1, at::kFloat);
+    std::vector<at::Tensor> outputs;
+    std::vector<WorkPtr> works;
+    const Stopwatch stopwatch;
+    for (int i = 0; i < kNumInFlight; ++i) {
+      outputs.push_back(at::empty({2000}));
+      works.push_back(c->all_gather(outputs.back(), input));
+    }
+    for (int i = 0; i < kNumInFlight; ++i) {
+      works[static_cast<std::size_t>(i)]->wait();
+      EXPECT_EQ(outputs[static_cast<std::size_t>(i)].sum().item<double>(), 3000.0);
+    }
+    EXPECT_GE(stopwatch.elapsed_s(), kDelayS - 0.05);
+    EXPECT_LT(stopwatch.elapsed_s(), kDelayS * kNumInFlight / 2);
     c->barrier()->wait();
   });
 }

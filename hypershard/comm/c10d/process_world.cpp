@@ -186,6 +186,9 @@ std::shared_ptr<Communicator> ProcessWorld::make_communicator(GroupInfo info) {
   }
   options.address = gloo_address(info.global_ranks);
   options.health = member_.health;
+  if (info.tier == layout::Tier::kInter) {
+    options.link_delay = link_delay_from_env(static_cast<std::uint64_t>(member_.info.rank));
+  }
   return make_gloo_communicator(std::move(info), member_.store, "gloo/" + name, options);
 }
 

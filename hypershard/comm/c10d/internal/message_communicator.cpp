@@ -108,9 +108,12 @@ std::uint64_t hash_counts(std::uint64_t hash, const std::vector<std::int64_t>& c
 MessageGroup::MessageGroup(
     GroupInfo group_info,
     c10::intrusive_ptr<::c10d::Backend> backend,
-    std::shared_ptr<Health> group_health
+    std::shared_ptr<Health> group_health,
+    const LinkDelay& link_delay
 )
-    : info(std::move(group_info)), health(std::move(group_health)), engine(std::move(backend)) {}
+    : info(std::move(group_info)),
+      health(std::move(group_health)),
+      engine(std::move(backend), link_delay) {}
 
 std::string MessageGroup::describe(const Stall& stall) const {
   std::string text = to_text(stall.note);
@@ -156,11 +159,13 @@ MessageCommunicator::MessageCommunicator(
     GroupInfo info,
     c10::intrusive_ptr<::c10d::Backend> backend,
     std::string backend_name,
-    std::shared_ptr<Health> health
+    std::shared_ptr<Health> health,
+    const LinkDelay& link_delay
 )
     : Communicator(info),
-      group_(std::make_shared<MessageGroup>(std::move(info), std::move(backend), std::move(health))
-      ),
+      group_(std::make_shared<MessageGroup>(
+          std::move(info), std::move(backend), std::move(health), link_delay
+      )),
       backend_name_(std::move(backend_name)) {}
 
 MessageCommunicator::~MessageCommunicator() = default;

@@ -24,7 +24,8 @@ struct MessageGroup {
   MessageGroup(
       GroupInfo group_info,
       c10::intrusive_ptr<::c10d::Backend> backend,
-      std::shared_ptr<Health> group_health
+      std::shared_ptr<Health> group_health,
+      const LinkDelay& link_delay
   );
 
   /// Throws the error that made the communicator unusable, after finding out who is to blame.
@@ -45,7 +46,8 @@ class MessageCommunicator : public Communicator {
       GroupInfo info,
       c10::intrusive_ptr<::c10d::Backend> backend,
       std::string backend_name,
-      std::shared_ptr<Health> health
+      std::shared_ptr<Health> health,
+      const LinkDelay& link_delay = {}
   );
   ~MessageCommunicator() override;
 

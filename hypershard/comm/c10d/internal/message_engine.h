@@ -18,6 +18,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "hypershard/comm/c10d/internal/staging_pool.h"
+#include "hypershard/comm/c10d/link_delay.h"
 
 namespace c10d {
 class Backend;
@@ -75,15 +76,18 @@ enum class Progress { kDone, kPending, kFailed };
 /// Two threads: one posts, since a send writes into the socket until that is full and the caller
 /// has better things to do; one waits for messages in the order in which they were posted, which
 /// cannot deadlock because a step depends only on steps posted before it. Small steps are posted by
-/// the caller. Work on arrived pieces runs on the second thread: it overlaps with the caller's
-/// computing and with the pieces that are still under way, and finds its data in the cache.
+/// the caller, unless the link is to be slow. Work on arrived pieces runs on the second thread: it
+/// overlaps with the caller's computing and with the pieces that are still under way, and finds its
+/// data in the cache.
 ///
 /// A failure is final: every collective in flight fails, their memory is kept until destruction.
 /// Threads: all methods from any thread, except where said.
 class MessageEngine {
  public:
   /// A null back end is for a group of one rank, which starts nothing.
-  explicit MessageEngine(c10::intrusive_ptr<::c10d::Backend> backend);
+  explicit MessageEngine(
+      c10::intrusive_ptr<::c10d::Backend> backend, const LinkDelay& link_delay = {}
+  );
   /// Abandons what is in flight.
   ~MessageEngine();
   MessageEngine(const MessageEngine&) = delete;
@@ -119,9 +123,11 @@ class MessageEngine {
     ExchangePtr exchange;
     Step step;
     std::vector<WorkPtr> receives;
+    std::int64_t due_ns = 0;  // not posted before; of a link that is to be slow
   };
 
   void submit(const ExchangePtr& exchange, Step step, bool on_own_thread);
+  std::int64_t next_due_ns_locked();
   void post(Item item);
   WorkPtr post_message(const Exchange& exchange, const Message& message, bool is_send);
   void post_loop();
@@ -141,6 +147,9 @@ class MessageEngine {
   std::condition_variable to_wait_;
   std::condition_variable changed_;
   std::deque<Item> post_queue_;
+  LinkDelay link_delay_;
+  std::uint64_t num_delayed_ = 0;
+  std::int64_t last_due_ns_ = 0;
   std::deque<Item> wait_queue_;
   bool is_posting_ = false;
   bool is_stopping_ = false;
