@@ -211,6 +211,7 @@ WorkPtr MessageCommunicator::start(Call call) {
   note.op = to_text(call.op);
   note.unit = call.unit;
   note.sequence = call.sequence;
+  note.crosses_supernodes = info().tier == layout::Tier::kInter;
   std::uint64_t signature = hash_combine(kHashSeed, static_cast<std::uint64_t>(call.op));
   signature = hash_combine(signature, static_cast<std::uint64_t>(call.reduce.op));
   signature = hash_combine(signature, std::bit_cast<std::uint64_t>(call.reduce.divisor));
