@@ -200,7 +200,11 @@ TEST_P(ShmFaultTest, DifferentNumbersOfSegmentsNameBothRanks) {
 }
 
 const bool kDie = register_worker("shm_die", [](const std::vector<std::string>& arguments) {
-  const auto c = join(/*timeout_s=*/arguments.empty() ? 30 : std::stod(arguments[0]));
+  ShmRendezvous rendezvous;
+  rendezvous.watch_stall = [](const std::string& during) {
+    return [during] { return "rank 99 is cut off during " + during; };
+  };
+  const auto c = join(/*timeout_s=*/arguments.empty() ? 30 : std::stod(arguments[0]), rendezvous);
   at::Tensor input = at::ones({3000});
   at::Tensor output = at::ones({1000});
   c->all_reduce(input, ReduceOp::kSum, "blocks.2")->wait();
@@ -242,7 +246,8 @@ TEST_P(ShmFaultTest, StallEndsInATimeOutThatNamesTheRank) {
     EXPECT_TRUE(has(
         result,
         "rank 1 (global 11) has not joined reduce_scatter #1 for unit 'blocks.3' on 'shard' within "
-        "6 s; its last collective was all_reduce #0 (unit 'blocks.2')"
+        "6 s; its last collective was all_reduce #0 (unit 'blocks.2'); rank 99 is cut off during "
+        "reduce_scatter #1 for unit 'blocks.3' on 'shard'"
     )) << to_text(result);
   }
 }

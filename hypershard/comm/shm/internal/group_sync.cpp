@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::int64_t kSliceNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 20'000;
+// A wait that lasts so long asks the rest of the job what is wrong.
+constexpr std::int64_t kPatientNs = 1'000'000'000;
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -100,6 +102,7 @@ class GroupSync::Sleep {
   bool timed_out() const {
     return static_cast<double>(now_ns() - moved_ns_) * 1e-9 > sync_.info_.timeout_s;
   }
+  bool is_long() const { return now_ns() - moved_ns_ > kPatientNs; }
   bool slice_over() {
     const std::int64_t now = now_ns();
     if (now < next_look_ns_) {
@@ -168,6 +171,7 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWait
     return;
   }
   Sleep sleep(*this);
+  std::function<std::string()> why;
   while (state != Advance::kDone) {
     if (spins_ && sleep.spinning()) {
       relax();
@@ -181,13 +185,17 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWait
     if (state == Advance::kMoved) {
       sleep.moved();
       sleep.awake();
+      why = nullptr;
     } else if (state == Advance::kStuck && lag_.mask() != 0 && sleep.covers(lag_.mask())) {
       check();
       futex_wait(mine.bell, bell, kSliceNs);
       if (!check_left(advance, text) && sleep.slice_over()) {
         check_lost(advance, text);
+        if (why == nullptr && sleep.is_long()) {
+          why = source_->watch_stall(text.during());
+        }
         if (sleep.timed_out()) {
-          check_time(advance, text);
+          check_time(advance, text, why);
         }
       }
     }
@@ -226,7 +234,11 @@ void GroupSync::check_lost(const std::function<Advance(Lag&)>& advance, MakeWait
   }
 }
 
-void GroupSync::check_time(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
+void GroupSync::check_time(
+    const std::function<Advance(Lag&)>& advance,
+    MakeWaitText text,
+    const std::function<std::string()>& why
+) {
   fail_if_still_stuck(advance, [&] {
     std::string all;
     for (const int peer : lag_.ranks()) {
@@ -234,7 +246,9 @@ void GroupSync::check_time(const std::function<Advance(Lag&)>& advance, MakeWait
       all += rank_text(peer) + " " + text().missing(peer) +
              concat_text(" within ", info_.timeout_s, " s; ") + last_call_text(peer);
     }
-    return all;
+    // The peers may wait for somebody outside the group in their turn.
+    const std::string cause = why ? why() : "";
+    return cause.empty() ? all : all + "; " + cause;
   });
 }
 

@@ -98,7 +98,11 @@ class GroupSync {
   class Sleep;
   bool check_left(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
   void check_lost(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
-  void check_time(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
+  void check_time(
+      const std::function<Advance(Lag&)>& advance,
+      MakeWaitText text,
+      const std::function<std::string()>& why
+  );
   void fail_if_still_stuck(
       const std::function<Advance(Lag&)>& advance, const std::function<std::string()>& failure
   );
