@@ -192,7 +192,7 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWait
       if (!check_left(advance, text) && sleep.slice_over()) {
         check_lost(advance, text);
         if (why == nullptr && sleep.is_long()) {
-          why = source_->watch_stall(text.during());
+          why = source_->watch_stall(text().during());
         }
         if (sleep.timed_out()) {
           check_time(advance, text, why);
