@@ -15,14 +15,6 @@
 
 namespace hypershard::shard {
 
-namespace {
-
-// Rows of the epoch board.
-constexpr int kReleased = 0;
-constexpr int kPublished = 1;
-
-}  // namespace
-
 Engine::Engine(DataParallel parallel, FullyShardOptions options, std::vector<UnitSpec> specs)
     : parallel_(std::move(parallel)),
       options_(std::move(options)),
@@ -156,11 +148,15 @@ std::uint64_t Engine::update_versions() const {
 }
 
 void Engine::open_window() {
+  if (!window_open_) {
+    publisher_->release();
+    start_gathers();
+  }
   if (epochs_ && !window_open_) {
     const TraceSpan span(TraceLane::kWait, "write window");
     const std::int64_t began = now_ns();
-    epochs_->publish(kReleased, ++released_epoch_);
-    epochs_->wait_all(kReleased, released_epoch_, "release of runtime parameters", "root");
+    epochs_->publish(kReleasedRow, ++released_epoch_);
+    epochs_->wait_all(kReleasedRow, released_epoch_, "release of runtime parameters", "root");
     counters_.window_wait_ns += now_ns() - began;
   }
   window_open_ = true;
@@ -181,31 +177,27 @@ void Engine::close_window(bool keep) {
   if (!window_open_) {
     return;
   }
-  if (written) {
+  {
     const TraceSpan span(TraceLane::kPublish, "publish");
     const std::int64_t began = now_ns();
-    for (const auto& unit : units_) {
-      release(*unit);
-      for (const auto& group : unit->groups()) {
-        group->publish();
-      }
-      if (unit->pinned) {
-        start(*unit);
-        finish(unit->index());
+    if (written) {
+      for (const auto& unit : units_) {
+        release(*unit);
       }
     }
+    publisher_->begin({reduce_order_.rbegin(), reduce_order_.rend()}, written);
     counters_.publish_ns += now_ns() - began;
-  }
-  if (epochs_) {
-    const TraceSpan span(TraceLane::kWait, "write window");
-    const std::int64_t began = now_ns();
-    epochs_->publish(kPublished, ++published_epoch_);
-    epochs_->wait_all(kPublished, published_epoch_, "publish of runtime parameters", "root");
-    counters_.window_wait_ns += now_ns() - began;
   }
   window_open_ = false;
   needs_publish_ = needs_publish_ && keep;
   seen_versions_ = versions;
+  for (const auto& unit : units_) {
+    if (unit->pinned) {
+      start(*unit);
+      finish(unit->index());
+      publisher_->await(*unit);
+    }
+  }
 }
 
 // After an exception the engine is between steps again, once neither pass runs any more.
@@ -216,6 +208,11 @@ void Engine::recover() {
     may_update_ = true;
     open_window();
   }
+}
+
+void Engine::finish_publishes() {
+  publisher_->await_all();
+  start_gathers();
 }
 
 void Engine::discard_gradients() {
@@ -267,6 +264,7 @@ void Engine::unshard(int unit) {
   target.pinned = true;
   start(target);
   finish(unit);
+  publisher_->await(target);
 }
 
 void Engine::reshard(int unit) {

@@ -21,6 +21,7 @@
 #include "hypershard/shard/data_parallel.h"
 #include "hypershard/shard/gradient_buffers.h"
 #include "hypershard/shard/options.h"
+#include "hypershard/shard/publisher.h"
 #include "hypershard/shard/unit.h"
 
 namespace hypershard::shard {
@@ -52,11 +53,14 @@ struct UnitSpec {
 /// of backward.
 ///
 /// NOTE [write window]: update parameters may be written from the end of a reducing backward (or of
-/// a forward without gradients, or sync_runtime) until the next root forward. Both edges are
-/// rendezvous of the ranks that share the runtime buffer: nobody writes while a peer may read,
-/// nobody reads before every owner has published. `update_in_backward` writes earlier, a unit at a
-/// time: once a unit's reduction has ended every rank has posted it, and what posts is not read
-/// again before the next root forward.
+/// a forward without gradients, or sync_runtime) until the next root forward. It opens with a
+/// rendezvous of the ranks that share the runtime buffer, and once the rank's own update parameters
+/// are no longer being sent: nobody writes while a peer may read. It closes unit by unit (NOTE
+/// [publishing]): a unit's forward waits for its own publish and, of the ranks that share it, for
+/// every owner's; the last one has arrived when the outermost forward ends, so that publishes are
+/// under way during forwards only (and while a unit is unsharded by hand). `update_in_backward`
+/// writes earlier, a unit at a time: once a unit's reduction has ended every rank has posted it,
+/// and what posts is not read again before the next root forward.
 ///
 /// Its own operators, whose order depends on timing, are kept from whoever watches the program's
 /// (see nn/watched_operators.h); casts of inputs and outputs are the program's.
@@ -109,6 +113,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward,
   /// and from a forward with gradients to the end of a backward that reduced over all data axes.
   void begin_update();
+  /// Waits for the publishes that are under way; between steps there are none. What gathers over
+  /// the data axes by itself calls it first, so that all ranks keep one order. Errors: CommError.
+  void finish_publishes();
   /// Drops all gradients: reduced, partly reduced and kept from micro-batches without reduction.
   /// Errors: InvalidArgument during a backward.
   void discard_gradients();
@@ -127,6 +134,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const FullyShardOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   Counters& counters() { return counters_; }
+  const Publisher& publisher() const { return *publisher_; }
   const std::vector<int>& recorded_order() const { return order_; }
   /// Returns how many gradient buffers units of one size share.
   int gradient_buffer_depth() const;
@@ -156,6 +164,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void need(int unit);
   void start_up_to(std::size_t end);
   void start(Unit& unit);
+  void start_gathers();
+  bool is_unsharding(int unit) const;
   void finish(int unit);
   void release(Unit& unit);
   std::shared_ptr<const std::function<void()>> event(int unit, void (Engine::*method)(int));
@@ -204,7 +214,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<comm::SharedBuffer> shared_;
   std::shared_ptr<comm::EpochBoard> epochs_;
   std::uint64_t released_epoch_ = 0;
-  std::uint64_t published_epoch_ = 0;
+  std::unique_ptr<Publisher> publisher_;
   bool window_open_ = true;
   bool may_update_ = true;  ///< no gradient of a forward that ran is still to come
   bool needs_publish_ = true;
@@ -227,7 +237,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<int> recording_;       // units as their forwards begin
   std::vector<int> recording_ends_;  // and end
   std::vector<int> pass_order_;
-  std::deque<int> unsharding_;  // started and not finished, oldest first
+  std::deque<int> unsharding_;  // started and not finished, oldest first; the last ones may wait
+                                // for their publish
   std::size_t started_ = 0;     // entries of pass_order_ passed by
   bool in_backward_ = false;
   std::size_t next_reduction_ = 0;

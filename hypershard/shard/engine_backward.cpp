@@ -15,6 +15,7 @@
 namespace hypershard::shard {
 
 void Engine::begin_backward() {
+  finish_publishes();  // of a forward that failed
   in_backward_ = true;
   window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before
                          // the end of this backward

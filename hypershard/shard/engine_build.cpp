@@ -132,7 +132,9 @@ void Engine::place_groups() {
   if (shared_bytes > 0) {
     comm::Communicator& ranks = *parallel_.cuts.front().gather;
     shared_ = ranks.allocate_shared(shared_bytes, "runtime parameters");
-    epochs_ = ranks.make_epoch_board(2, "runtime parameters");
+    epochs_ = ranks.make_epoch_board(
+        published_row(static_cast<int>(units_.size())), "runtime parameters"
+    );
   }
   std::int64_t at = 0;
   std::size_t next = 0;
@@ -147,6 +149,7 @@ void Engine::place_groups() {
       }
     }
   }
+  publisher_ = std::make_unique<Publisher>(&units_, parallel_, epochs_, &counters_);
 }
 
 // Which reductions a rank waits for before it fills a buffer must not depend on how much of a unit

@@ -111,7 +111,8 @@ struct SumBetween {
 ///
 /// Life cycle: constructed from the module's parameters; place_*() gives it memory and takes the
 /// parameters over; then cycles of unshard_stages / finish_unshard / reshard, gradients, a
-/// reduction (begin_reduction to rest), publish. Memory: the planes live as long as the group; see
+/// reduction (begin_reduction to rest), write_runtime, publish_stages. Memory: the planes live as
+/// long as the group; see
 /// NOTE [shared planes].
 ///
 /// NOTE [shared planes]: if storage and update agree in dtype, the update tensor is a slice of the
@@ -189,9 +190,11 @@ class ParamGroup {
   void attach(const at::Tensor& compute_bytes);
   /// Takes it away; accesses throw from now on. kResident stays.
   void detach();
-  /// Writes runtime from update parameters: cast if they are apart, gather where the update plane
-  /// is cut finer, new version for every parameter.
-  void publish();
+  /// Writes this rank's part of the runtime shard from its update parameters (cast if they are
+  /// apart), and gives every parameter a new version.
+  void write_runtime();
+  /// Stages that fill the rest of the runtime shard, where the update plane is cut finer.
+  void add_publish_stages(std::vector<StagedWork::Stage>& stages);
   void bump_versions();
 
   // --- gradient plane
@@ -259,8 +262,12 @@ class ParamGroup {
   void adopt_parameters();
   void allocate_rest();
   bool gradient_is_whole() const;
-  void gather_levels(
-      const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level
+  void add_gather_stages(
+      std::vector<StagedWork::Stage>& stages,
+      const at::Tensor& whole,
+      layout::Range whole_range,
+      int from_level,
+      int to_level
   );
   void make_update_tensors();
   void plan_reduction();

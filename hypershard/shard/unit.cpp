@@ -39,6 +39,12 @@ bool Unit::has_frozen() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->trainable(); });
 }
 
+bool Unit::shares_memory() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) {
+    return g->mode() == RuntimeMode::kShared;
+  });
+}
+
 void Unit::start_unshard() {
   if (state_ != UnitState::kSharded) {
     return;
@@ -132,6 +138,23 @@ void Unit::reshard() {
   }
   state_ = UnitState::kSharded;
   ++counters_->reshards;
+}
+
+void Unit::write_runtime() {
+  for (const auto& group : groups_) {
+    group->write_runtime();
+  }
+}
+
+comm::WorkPtr Unit::start_publish() {
+  auto work = std::make_shared<WorkSet>();
+  for (const auto& group : groups_) {
+    std::vector<StagedWork::Stage> stages;
+    group->add_publish_stages(stages);
+    work->add(std::move(stages));
+  }
+  work->start();
+  return work;
 }
 
 std::int64_t Unit::gradient_bytes() const {

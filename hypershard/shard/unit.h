@@ -49,6 +49,8 @@ class Unit {
   bool gathers() const;
   bool has_trainable() const;
   bool has_frozen() const;
+  /// Tells whether some group lies in memory that other ranks write.
+  bool shares_memory() const;
 
   // --- parameters
   /// Starts to make the unit whole; nothing if it is or is under way.
@@ -59,6 +61,12 @@ class Unit {
   void reshard();
   /// Drives an unshard without blocking; true once finish_unshard() would not wait.
   bool advance_unshard() { return !unshard_ || unshard_->test(); }
+
+  // --- publishing; see NOTE [publishing]
+  /// Writes this rank's part of the runtime parameters from its update parameters.
+  void write_runtime();
+  /// Starts to gather what other ranks' update parameters say of it.
+  comm::WorkPtr start_publish();
 
   // --- gradients
   std::int64_t gradient_bytes() const;
