@@ -37,6 +37,8 @@ struct Settings {
   std::string strategy = "zero3";
   std::string share = "auto";
   std::string dtype = "fp32";
+  std::string wire = "fp32";  ///< of gradients between supernodes
+  std::int64_t bucket_bytes = -1;
   std::int64_t layers = 8;
   std::int64_t dim = 512;
   std::int64_t heads = 8;
@@ -44,6 +46,7 @@ struct Settings {
   std::int64_t seq = 64;
   std::int64_t batch = 4;
   std::int64_t floor_parts = 2;
+  int replicate = 0;  ///< supernodes; 0: the mesh has no such axis
   int steps = 15;
   int warmup = 3;
   std::uint64_t seed = 1;
@@ -58,6 +61,8 @@ Settings parse(int argc, char** argv) {
   app.add_option("--strategy", settings.strategy);
   app.add_option("--share", settings.share)->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--dtype", settings.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--wire", settings.wire)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--bucket-bytes", settings.bucket_bytes, "-1: from the measured link");
   app.add_option("--layers", settings.layers);
   app.add_option("--dim", settings.dim);
   app.add_option("--heads", settings.heads);
@@ -65,6 +70,7 @@ Settings parse(int argc, char** argv) {
   app.add_option("--seq", settings.seq);
   app.add_option("--batch", settings.batch, "rows of the global batch");
   app.add_option("--floor-parts", settings.floor_parts, "ranks that the floor is one of");
+  app.add_option("--replicate", settings.replicate, "size of the axis between supernodes");
   app.add_option("--steps", settings.steps);
   app.add_option("--warmup", settings.warmup);
   app.add_option("--seed", settings.seed);
@@ -101,10 +107,24 @@ void fill(const shard::ShardedModel& model, std::uint64_t seed) {
   model.sync_runtime();
 }
 
+layout::DeviceMesh device_mesh(const Settings& settings, const comm::World& world) {
+  if (settings.replicate == 0) {
+    return {{{"shard", world.size()}}, world.topology()};
+  }
+  return {
+      {{"replicate", settings.replicate}, {"shard", world.size() / settings.replicate}},
+      world.topology()
+  };
+}
+
 shard::FullyShardOptions shard_options(const Settings& settings) {
   shard::FullyShardOptions options;
   options.strategy = layout::parse_strategy(settings.strategy);
   options.units = {"blocks.*"};
+  if (settings.replicate > 0) {
+    // What is reduced at the very end, and needed at once, should be no more than it must.
+    options.units.insert(options.units.end(), {"embed", "head"});
+  }
   options.reshard_after_forward = settings.reshard;
   options.share = settings.share == "auto" ? shard::Share::kAuto
                   : settings.share == "on" ? shard::Share::kOn
@@ -112,6 +132,12 @@ shard::FullyShardOptions shard_options(const Settings& settings) {
   if (settings.dtype == "bf16") {
     options.precision.compute = at::kBFloat16;
     options.precision.reduce = at::kFloat;
+  }
+  if (settings.wire == "bf16") {
+    options.precision.wire = at::kBFloat16;
+  }
+  if (settings.bucket_bytes >= 0) {
+    options.bucket_bytes = settings.bucket_bytes;
   }
   return options;
 }
@@ -152,6 +178,21 @@ class PartialAdamW {
   std::vector<at::Tensor> steps_;
 };
 
+/// What a rank sends to other supernodes in a step for one unit: the gradients that others own, and
+/// the parameters that it owns to all of them.
+std::int64_t bytes_between(const shard::Unit& unit, int supernodes) {
+  std::int64_t bytes = 0;
+  for (const auto& group : unit.groups()) {
+    const std::int64_t slice = group->runtime_range().numel();
+    const std::int64_t own = group->update_range().numel();
+    const shard::GroupDtypes& dtypes = group->dtypes();
+    const c10::ScalarType wire = dtypes.wire.value_or(dtypes.reduce);
+    bytes += (slice - own) * static_cast<std::int64_t>(c10::elementSize(wire)) +
+             own * (supernodes - 1) * static_cast<std::int64_t>(c10::elementSize(dtypes.storage));
+  }
+  return bytes;
+}
+
 Json summary(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
   const std::size_t n = samples.size();
@@ -169,7 +210,7 @@ class Run {
   Run(const Settings& settings, std::shared_ptr<comm::World> world)
       : settings_(settings),
         world_(std::move(world)),
-        mesh_(world_, layout::DeviceMesh({{"shard", world_->size()}}, world_->topology())),
+        mesh_(world_, device_mesh(settings, *world_)),
         model_(
             model::GptConfig{
                 .vocab_size = settings.vocab,
@@ -203,6 +244,8 @@ class Run {
   bool is_floor() const { return settings_.mode == "floor"; }
   std::pair<at::Tensor, at::Tensor> batch(std::int64_t step) const;
   double one_step(std::int64_t step);
+  comm::CommStats link_stats() const;
+  Json between() const;
   Json finish() const;
 
   const Settings settings_;
@@ -215,7 +258,12 @@ class Run {
   std::shared_ptr<comm::Communicator> everyone_;
   std::optional<train::CommMeter> meter_;
 
+  Stopwatch since_step_;  ///< since the end of the last step, the barrier between them included
+  std::vector<double> interval_ms_;
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_, exposed_ms_;
+  std::vector<double> exposed_between_ms_;
+  std::int64_t sent_between_ = 0;  ///< by the sharded model's own axis, in all measured steps
+  std::int64_t busy_between_ns_ = 0;
   std::vector<double> losses_;
 };
 
@@ -235,6 +283,7 @@ double Run::one_step(std::int64_t step) {
   const auto [x, y] = batch(step);
   everyone_->barrier("step")->wait();
   const std::int64_t exposed = meter_->exposed_ns();
+  const std::int64_t exposed_between = meter_->exposed_ns(layout::Tier::kInter);
   const Stopwatch watch;
   at::Tensor loss = model_->loss(x, y);
   const double forward_ms = watch.elapsed_ms();
@@ -248,29 +297,55 @@ double Run::one_step(std::int64_t step) {
   const double optimizer_ms = watch.elapsed_ms();
   sharded_->zero_grad();
   const double step_ms = watch.elapsed_ms();
+  const double interval_ms = since_step_.elapsed_ms();
+  since_step_ = Stopwatch();
   if (step >= settings_.warmup) {
+    interval_ms_.push_back(interval_ms);
     step_ms_.push_back(step_ms);
     forward_ms_.push_back(forward_ms);
     backward_ms_.push_back(backward_ms - forward_ms);
     optimizer_ms_.push_back(optimizer_ms - backward_ms);
     exposed_ms_.push_back(static_cast<double>(meter_->exposed_ns() - exposed) * 1e-6);
+    exposed_between_ms_.push_back(
+        static_cast<double>(meter_->exposed_ns(layout::Tier::kInter) - exposed_between) * 1e-6
+    );
   }
   at::Tensor mean = loss.detach().to(at::kDouble).view({1}).clone();
   everyone_->all_reduce(mean)->wait_released();
   return mean.item<double>() / world_->size();
 }
 
+comm::CommStats Run::link_stats() const {
+  comm::CommStats sum;
+  const shard::DataParallel& parallel = sharded_->engine().parallel();
+  for (const auto* axes : {&parallel.cuts, &parallel.summed}) {
+    for (const shard::DataAxis& axis : *axes) {
+      for (const auto& ranks : {axis.gather, axis.reduce}) {
+        if (axis.name == parallel.replicate_axis) {
+          sum.sent_bytes += ranks->stats().sent_bytes;
+          sum.busy_ns += ranks->stats().busy_ns;
+        }
+      }
+    }
+  }
+  return sum;
+}
+
 void Run::run() {
   rusage before{};
+  comm::CommStats link_before;
   for (int step = 0; step < settings_.warmup + settings_.steps; ++step) {
     if (step == settings_.warmup) {
       sharded_->reset_counters();
+      link_before = link_stats();
       ::getrusage(RUSAGE_SELF, &before);
     }
     losses_.push_back(one_step(step));
   }
   rusage after{};
   ::getrusage(RUSAGE_SELF, &after);
+  sent_between_ = link_stats().sent_bytes - link_before.sent_bytes;
+  busy_between_ns_ = link_stats().busy_ns - link_before.busy_ns;
   if (world_->rank() == 0) {
     Json result = finish();
     const int steps = std::max(1, settings_.steps);
@@ -284,6 +359,25 @@ void Run::run() {
   }
 }
 
+// The unit used first is reduced last and needed at once, as is the root's rest: nothing hides
+// that.
+Json Run::between() const {
+  std::int64_t all = 0;
+  std::int64_t floor = 0;
+  const std::vector<int>& order = sharded_->engine().recorded_order();
+  for (const auto& unit : sharded_->engine().units()) {
+    const std::int64_t bytes = bytes_between(*unit, settings_.replicate);
+    all += bytes;
+    floor += unit->is_root() || (order.size() > 1 && unit->index() == order[1]) ? bytes : 0;
+  }
+  return {
+      {"predicted_bytes", all},
+      {"causal_floor_bytes", floor},
+      {"sent_bytes", sent_between_},
+      {"busy_ms", static_cast<double>(busy_between_ns_) * 1e-6}
+  };
+}
+
 Json Run::finish() const {
   const shard::Counters& counters = sharded_->counters();
   return {
@@ -291,10 +385,13 @@ Json Run::finish() const {
       {"mode", settings_.mode},
       {"ranks", world_->size()},
       {"step_ms", summary(step_ms_)},
+      {"interval_ms", summary(interval_ms_)},
       {"forward_ms", summary(forward_ms_)},
       {"backward_ms", summary(backward_ms_)},
       {"optimizer_ms", summary(optimizer_ms_)},
       {"exposed_ms", summary(exposed_ms_)},
+      {"exposed_between_ms", summary(exposed_between_ms_)},
+      {"between", settings_.replicate > 0 ? between() : Json()},
       {"losses", losses_},
       {"copied_bytes", counters.copied_bytes},
       {"accumulated_bytes", counters.accumulated_bytes},

@@ -13,90 +13,14 @@
 
 #include <ATen/Functions.h>
 
-#include "hypershard/comm/internal/dtype_text.h"
+#include "hypershard/comm/internal/case_values.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm::testing_cases {
 namespace {
 
-using Counts = std::vector<std::int64_t>;
-
-at::Tensor filled(std::int64_t numel, int rank, at::ScalarType dtype) {
-  at::Tensor row = at::arange(numel, at::kLong).mul_(3).add_(5 * rank).remainder_(13);
-  return dtype == at::kBool ? row.remainder_(2).to(dtype) : row.to(dtype);
-}
-
-/// Fills with something that no case expects.
-at::Tensor garbage(std::int64_t numel, at::ScalarType dtype) {
-  return at::full({numel}, dtype == at::kBool ? 1 : 99, at::TensorOptions(dtype));
-}
-
-void expect_equal(
-    const Communicator& communicator,
-    const std::string& what,
-    const at::Tensor& got,
-    const at::Tensor& expected
-) {
-  HS_ASSERT(got.numel() == expected.numel(), what, ": ", got.numel(), " elements");
-  if (at::equal(got, expected.to(got.scalar_type()))) {
-    return;
-  }
-  const at::Tensor wide = got.to(at::kDouble);
-  const at::Tensor right = expected.to(at::kDouble);
-  const auto at = wide.ne(right).to(at::kLong).argmax().item<std::int64_t>();
-  HS_ASSERT(
-      false,
-      what,
-      " on rank ",
-      communicator.rank(),
-      " of ",
-      communicator.size(),
-      " over ",
-      communicator.backend(),
-      " (",
-      internal::dtype_text(got.scalar_type()),
-      "): element ",
-      at,
-      " of ",
-      got.numel(),
-      " is ",
-      wide[at].item<double>(),
-      " (expected ",
-      right[at].item<double>(),
-      ")"
-  );
-}
-
-std::int64_t total(const Counts& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
-
-std::int64_t begin_of(const Counts& counts, int rank) {
-  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-}
-
-std::size_t index(int rank) {
-  return static_cast<std::size_t>(rank);
-}
-
 bool is_float(at::ScalarType dtype) {
   return at::isFloatingType(dtype);
-}
-
-/// Returns the joined values of all ranks at `[begin, begin + numel)`.
-at::Tensor joined(int size, std::int64_t begin, std::int64_t numel, ReduceOp op) {
-  at::Tensor result;
-  for (int rank = 0; rank < size; ++rank) {
-    const at::Tensor row = filled(begin + numel, rank, at::kDouble).narrow(0, begin, numel);
-    if (!result.defined()) {
-      result = row.clone();
-    } else if (op == ReduceOp::kSum) {
-      result.add_(row);
-    } else {
-      result = op == ReduceOp::kMax ? at::maximum(result, row) : at::minimum(result, row);
-    }
-  }
-  return result;
 }
 
 void check_all_gather(Communicator& c, at::ScalarType dtype, const Counts& counts, bool in_place) {
@@ -177,17 +101,6 @@ void check_all_to_all(Communicator& c, at::ScalarType dtype, std::int64_t unit, 
         filled(total(theirs), peer, dtype).narrow(0, begin_of(theirs, c.rank()), count);
     expect_equal(c, "all_to_all", output.narrow(0, begin_of(received, peer), count), expected);
   }
-}
-
-std::vector<Counts> count_cases(int size) {
-  Counts even(index(size), 64);
-  Counts uneven;
-  Counts with_zero;
-  for (int rank = 0; rank < size; ++rank) {
-    uneven.push_back(17 + 40 * rank);
-    with_zero.push_back(rank % 2 == 0 ? 0 : 129);
-  }
-  return {even, uneven, with_zero, Counts(index(size), 0)};
 }
 
 }  // namespace
@@ -284,7 +197,7 @@ Flight launch(Communicator& c, std::mt19937_64& random) {
   const std::int64_t count = counts[index(c.rank())];
   const std::int64_t all = total(counts);
   Flight flight;
-  switch (random() % 5) {
+  switch (random() % 6) {
     case 0: {
       flight.what = "all_gather";
       flight.input = filled(count, c.rank(), dtype);
@@ -310,6 +223,25 @@ Flight launch(Communicator& c, std::mt19937_64& random) {
       flight.expected = joined(c.size(), 0, all, ReduceOp::kSum);
       flight.work = c.all_reduce(flight.got, ReduceOp::kSum, "soak");
       break;
+    case 4: {
+      // The same counts three times, with a segment of nothing between.
+      flight.what = "segments";
+      const Counts none(index(c.size()), 0);
+      flight.input = filled(3 * all, c.rank(), dtype);
+      flight.got = garbage(3 * count, dtype);
+      std::vector<ReduceSegment> segments;
+      std::vector<at::Tensor> parts;
+      for (int i = 0; i < 3; ++i) {
+        segments.push_back(
+            {flight.got.narrow(0, i * count, count), flight.input.narrow(0, i * all, all), counts}
+        );
+        segments.push_back({garbage(0, dtype), garbage(0, dtype), none});
+        parts.push_back(joined(c.size(), i * all + begin, count, ReduceOp::kSum));
+      }
+      flight.expected = at::cat(parts);
+      flight.work = c.reduce_scatter(segments, ReduceOp::kSum, "soak");
+      break;
+    }
     case 3: {
       const int root = static_cast<int>(random() % static_cast<std::uint64_t>(c.size()));
       flight.what = "broadcast";

@@ -2,206 +2,60 @@
 // here once, and every call is logged before it starts.
 #include "hypershard/comm/communicator.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <utility>
 
+#include "hypershard/comm/internal/call_checks.h"
 #include "hypershard/comm/internal/dtype_text.h"
+#include "hypershard/comm/internal/traffic.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm {
 namespace {
 
-using Counts = std::vector<std::int64_t>;
+using internal::check_divisor;
+using internal::check_overlap;
+using internal::check_reducible;
+using internal::check_same;
+using internal::check_segments_apart;
+using internal::check_tensor;
+using internal::check_wire;
+using internal::checked_segment;
+using internal::flat;
+using internal::full_counts;
+using internal::Subject;
 
-/// Names the call in messages: `comm: all_gather of unit 'blocks.3' on 'shard'`.
-struct Subject {
-  Op op;
-  std::string_view unit;
-  const GroupInfo& info;
+std::int64_t element_bytes(at::ScalarType dtype) {
+  return static_cast<std::int64_t>(at::elementSize(dtype));
+}
+
+/// Starts nothing itself: is done when all its parts are.
+class JoinedWork : public Work {
+ public:
+  explicit JoinedWork(std::vector<WorkPtr> parts) : parts_(std::move(parts)) {}
+
+  bool test() override {
+    // All of them: parts may advance only inside their own test().
+    bool done = true;
+    for (const WorkPtr& part : parts_) {
+      done = part->test() && done;
+    }
+    return done;
+  }
+  void wait() override {
+    for (const WorkPtr& part : parts_) {
+      part->wait();
+    }
+  }
+  void wait_released() override {
+    for (const WorkPtr& part : parts_) {
+      part->wait_released();
+    }
+  }
+
+ private:
+  std::vector<WorkPtr> parts_;
 };
-std::string to_text(const Subject& subject) {
-  std::string text = "comm: " + to_text(subject.op);
-  text += subject.unit.empty() ? "" : concat_text(" of unit '", subject.unit, "'");
-  return text + " on '" + subject.info.name + "'";
-}
-
-void check_tensor(const Subject& subject, std::string_view name, const at::Tensor& tensor) {
-  HS_CHECK(tensor.defined(), subject, ": `", name, "` is an undefined tensor");
-  HS_CHECK(
-      tensor.layout() == at::kStrided && tensor.is_contiguous(),
-      subject,
-      ": `",
-      name,
-      "` is not contiguous: sizes ",
-      tensor.sizes(),
-      tensor.layout() == at::kStrided ? concat_text(", strides ", tensor.strides())
-                                      : ", not strided",
-      HS_HINT("pass the flat buffer, or a contiguous copy")
-  );
-}
-
-/// Returns `tensor` as one row, outside autograd.
-at::Tensor flat(const at::Tensor& tensor) {
-  return tensor.detach().view({tensor.numel()});
-}
-
-void check_same(const Subject& subject, const at::Tensor& output, const at::Tensor& input) {
-  HS_CHECK(
-      output.device() == input.device(),
-      subject,
-      ": tensors on two devices: output on ",
-      output.device().str(),
-      ", input on ",
-      input.device().str()
-  );
-  HS_CHECK(
-      output.scalar_type() == input.scalar_type(),
-      subject,
-      ": dtypes differ: output ",
-      internal::dtype_text(output.scalar_type()),
-      ", input ",
-      internal::dtype_text(input.scalar_type())
-  );
-}
-
-bool is_arithmetic(at::ScalarType dtype) {
-  return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
-         dtype == at::kHalf;
-}
-
-void check_reducible(const Subject& subject, at::ScalarType dtype) {
-  HS_CHECK(
-      is_arithmetic(dtype),
-      subject,
-      ": cannot reduce ",
-      internal::dtype_text(dtype),
-      " (expected float64, float32, bfloat16 or float16)",
-      HS_HINT("convert to a floating dtype, or gather and reduce locally")
-  );
-}
-
-void check_divisor(const Subject& subject, double divisor) {
-  HS_CHECK(
-      std::isfinite(divisor) && divisor != 0,
-      subject,
-      ": a result cannot be divided by ",
-      divisor,
-      " (expected a finite number other than 0)"
-  );
-}
-
-/// Checks that a reduction of `input` values may be left in `output`: same dtype or a wider one.
-void check_reduce_dtypes(const Subject& subject, at::ScalarType output, at::ScalarType input) {
-  check_reducible(subject, input);
-  const bool half = input == at::kBFloat16 || input == at::kHalf;
-  const bool fits = output == input || output == at::kDouble || (output == at::kFloat && half);
-  HS_CHECK(
-      fits && is_arithmetic(output),
-      subject,
-      ": the output's dtype is narrower than the input's: output ",
-      internal::dtype_text(output),
-      ", input ",
-      internal::dtype_text(input),
-      " (expected the same or a wider floating dtype)"
-  );
-}
-
-/// Returns full counts whose sum is `numel`; {} means even.
-Counts full_counts(
-    const Subject& subject,
-    std::string_view name,
-    std::span<const std::int64_t> counts,
-    std::int64_t numel,
-    std::string_view whole
-) {
-  const auto size = static_cast<std::int64_t>(subject.info.global_ranks.size());
-  if (counts.empty()) {
-    HS_CHECK(
-        numel % size == 0,
-        subject,
-        ": `",
-        whole,
-        "` of ",
-        numel,
-        " elements cannot be cut evenly over ",
-        size,
-        " ranks",
-        HS_HINT("pass `", name, "`")
-    );
-    return Counts(static_cast<std::size_t>(size), numel / size);
-  }
-  HS_CHECK_EQ(
-      static_cast<std::int64_t>(counts.size()),
-      size,
-      subject,
-      ": `",
-      name,
-      "` needs one entry a rank, got ",
-      counts
-  );
-  HS_CHECK(
-      std::all_of(counts.begin(), counts.end(), [](std::int64_t count) { return count >= 0; }),
-      subject,
-      ": `",
-      name,
-      "` has a negative entry: ",
-      counts
-  );
-  const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  HS_CHECK_EQ(total, numel, subject, ": `", name, "` ", counts, " do not add up to `", whole, "`");
-  return {counts.begin(), counts.end()};
-}
-
-std::int64_t offset_of(const Counts& counts, int rank) {
-  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-}
-
-std::int64_t bytes_of(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
-}
-
-const std::byte* address_of(const at::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.const_data_ptr());
-}
-
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == 0 || b.numel() == 0 || a.is_meta() || b.is_meta()) {
-    return false;
-  }
-  return address_of(a) < address_of(b) + bytes_of(b) && address_of(b) < address_of(a) + bytes_of(a);
-}
-
-/// Checks that `part` lies apart from `whole`, or is the very slice of it that starts at `offset`.
-void check_overlap(
-    const Subject& subject,
-    std::string_view part_name,
-    const at::Tensor& part,
-    std::string_view whole_name,
-    const at::Tensor& whole,
-    std::int64_t offset
-) {
-  if (!overlap(part, whole)) {
-    return;
-  }
-  const auto slice = offset * static_cast<std::int64_t>(whole.element_size());
-  const bool same = part.scalar_type() == whole.scalar_type();
-  HS_CHECK(
-      same && address_of(part) == address_of(whole) + slice,
-      subject,
-      ": `",
-      part_name,
-      "` overlaps `",
-      whole_name,
-      "` at byte ",
-      address_of(part) - address_of(whole),
-      " (in place it must be this rank's slice, at byte ",
-      slice,
-      ", of the same dtype)"
-  );
-}
 
 }  // namespace
 
@@ -253,9 +107,7 @@ WorkPtr Communicator::all_gather(
   );
   call.output = flat(output);
   call.input = flat(input);
-  check_overlap(
-      subject, "input", call.input, "output", call.output, offset_of(call.output_counts, rank())
-  );
+  check_overlap(subject, "input", call.input, "output", call.output, call.output_counts);
   call.unit = unit;
   return submit(std::move(call));
 }
@@ -268,35 +120,42 @@ WorkPtr Communicator::reduce_scatter(
     std::string_view unit
 ) {
   const Subject subject{Op::kReduceScatter, unit, info_};
-  check_tensor(subject, "output", output);
-  check_tensor(subject, "input", input);
-  check_reduce_dtypes(subject, output.scalar_type(), input.scalar_type());
+  Call call;
+  call.op = Op::kReduceScatter;
+  call.segments.push_back(checked_segment(subject, output, input, counts));
+  call.reduce = reduction;
   check_divisor(subject, reduction.divisor);
+  check_wire(subject, input.scalar_type(), call.reduce);
+  set_only_segment(call);
+  call.unit = unit;
+  return submit(std::move(call));
+}
+
+WorkPtr Communicator::reduce_scatter(
+    std::span<const ReduceSegment> segments, Reduction reduction, std::string_view unit
+) {
+  Subject subject{Op::kReduceScatter, unit, info_};
   HS_CHECK(
-      output.device() == input.device(),
+      !segments.empty(),
       subject,
-      ": tensors on two devices: output on ",
-      output.device().str(),
-      ", input on ",
-      input.device().str()
+      ": no segments",
+      HS_HINT("all ranks must skip a reduction of nothing")
   );
+  check_divisor(subject, reduction.divisor);
   Call call;
   call.op = Op::kReduceScatter;
   call.reduce = reduction;
-  call.input_counts = full_counts(subject, "counts", counts, input.numel(), "input");
-  HS_CHECK_EQ(
-      output.numel(),
-      call.input_counts[static_cast<std::size_t>(rank())],
-      subject,
-      ": `output` does not have this rank's count of elements (counts ",
-      call.input_counts,
-      ")"
-  );
-  call.output = flat(output);
-  call.input = flat(input);
-  check_overlap(
-      subject, "output", call.output, "input", call.input, offset_of(call.input_counts, rank())
-  );
+  call.segments.reserve(segments.size());
+  for (const ReduceSegment& segment : segments) {
+    subject.segment = static_cast<int>(call.segments.size());
+    call.segments.push_back(checked_segment(subject, segment.output, segment.input, segment.counts)
+    );
+    internal::check_same_dtypes(subject, call.segments.front(), call.segments.back());
+  }
+  subject.segment = -1;
+  check_wire(subject, segments.front().input.scalar_type(), call.reduce);
+  check_segments_apart(subject, call.segments);
+  set_only_segment(call);
   call.unit = unit;
   return submit(std::move(call));
 }
@@ -311,6 +170,7 @@ WorkPtr Communicator::all_reduce(
   Call call;
   call.op = Op::kAllReduce;
   call.reduce = reduction;
+  check_wire(subject, tensor.scalar_type(), call.reduce);
   call.output = flat(tensor);
   call.input = call.output;
   call.unit = unit;
@@ -350,7 +210,7 @@ WorkPtr Communicator::all_to_all(
   check_tensor(subject, "input", input);
   check_same(subject, output, input);
   HS_CHECK(
-      !overlap(output, input),
+      !internal::overlap(output, input),
       subject,
       ": `output` overlaps `input`",
       HS_HINT("an all-to-all has no in-place form: pass two buffers")
@@ -390,13 +250,90 @@ WorkPtr Communicator::submit(Call call) {
   entry.op = call.op;
   entry.communicator = info_.name;
   entry.unit = call.unit;
-  if (call.op != Op::kBarrier) {
+  if (call.op == Op::kReduceScatter) {
+    const at::ScalarType dtype =
+        call.reduce.wire.value_or(call.segments.front().input.scalar_type());
+    entry.dtype = internal::dtype_text(dtype);
+    for (const ReduceSegment& segment : call.segments) {
+      entry.payload_bytes += segment.input.numel() * element_bytes(dtype);
+    }
+  } else if (call.op != Op::kBarrier) {
     const at::Tensor& whole = call.op == Op::kAllGather ? call.output : call.input;
-    entry.dtype = internal::dtype_text(whole.scalar_type());
-    entry.payload_bytes = bytes_of(whole);
+    const at::ScalarType dtype = call.reduce.wire.value_or(whole.scalar_type());
+    entry.dtype = internal::dtype_text(dtype);
+    entry.payload_bytes = whole.numel() * element_bytes(dtype);
   }
   log_.append(std::move(entry));
+  count_traffic(call);
   return start(std::move(call));
+}
+
+void Communicator::count_traffic(const Call& call) {
+  internal::Traffic traffic;
+  std::int64_t element = 1;
+  if (call.input.defined()) {
+    element = element_bytes(call.reduce.wire.value_or(call.input.scalar_type()));
+  }
+  switch (call.op) {
+    case Op::kAllGather:
+      traffic = internal::gather_traffic(call.output_counts, rank());
+      break;
+    case Op::kReduceScatter:
+      element = element_bytes(call.reduce.wire.value_or(call.segments.front().input.scalar_type()));
+      for (const ReduceSegment& segment : call.segments) {
+        const auto part = internal::scatter_traffic(segment.counts, rank());
+        traffic.sent += part.sent;
+        traffic.received += part.received;
+      }
+      break;
+    case Op::kAllToAll:
+      traffic.sent = internal::scatter_traffic(call.input_counts, rank()).sent;
+      traffic.received = internal::gather_traffic(call.output_counts, rank()).received;
+      break;
+    case Op::kAllReduce:
+      traffic = internal::all_reduce_traffic(call.input.numel(), element, rank(), size());
+      element = 1;
+      break;
+    case Op::kBroadcast:
+      traffic =
+          internal::broadcast_traffic(call.input.numel() * element, call.root, rank(), size());
+      element = 1;
+      break;
+    case Op::kBarrier:
+      break;
+  }
+  sent_bytes_ += traffic.sent * element;
+  received_bytes_ += traffic.received * element;
+}
+
+void Communicator::set_only_segment(Call& call) {
+  if (call.segments.size() == 1) {
+    call.output = call.segments.front().output;
+    call.input = call.segments.front().input;
+    call.input_counts = call.segments.front().counts;
+  }
+}
+
+WorkPtr Communicator::start_each(const Call& call) {
+  std::vector<WorkPtr> parts;
+  for (std::size_t i = 0; i < call.segments.size(); ++i) {
+    Call part;
+    part.op = call.op;
+    part.reduce = call.reduce;
+    part.segments = {call.segments[i]};
+    set_only_segment(part);
+    part.unit = concat_text(call.unit, " (", i + 1, " of ", call.segments.size(), ")");
+    part.sequence = call.sequence;
+    parts.push_back(start(std::move(part)));
+  }
+  return std::make_shared<JoinedWork>(std::move(parts));
+}
+
+CommStats Communicator::stats() const {
+  CommStats stats = measured();
+  stats.sent_bytes = sent_bytes_;
+  stats.received_bytes = received_bytes_;
+  return stats;
 }
 
 std::shared_ptr<SharedBuffer> Communicator::allocate_shared(std::int64_t, std::string_view what) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,15 +24,37 @@ namespace hypershard::comm {
 enum class ReduceOp : std::uint8_t { kSum, kMax, kMin };
 std::string to_text(ReduceOp op);
 
-/// A join, and what its result is divided by.
+/// A join, what its result is divided by, and how its values travel.
 ///
 /// The division comes once, after all values are joined, in the dtype of the accumulation and
 /// before the result is rounded to the output's dtype; it costs no pass over memory of its own.
+///
+/// NOTE [wire dtype]
+/// With a wire dtype every value is rounded to it once, before it is joined: those that travel and
+/// this rank's own as well, so that a result has the same bits whichever rank owns it, whatever the
+/// cut and on every back end, also where nothing travels. Joins are as ever: in fp32, in rank
+/// order, divided, left in the output's dtype. The result of an all-reduce travels too and is
+/// rounded as well, on all ranks. What the log calls dtype and bytes are the wire's. An all-gather
+/// needs none: it moves what it is given.
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   double divisor = 1;  ///< equal on all ranks; 1 divides nothing
+  /// bf16 for fp32 tensors, or the tensors' own; none is the tensors' own.
+  std::optional<at::ScalarType> wire;
   // NOLINTNEXTLINE(google-explicit-constructor): most reductions are no more than their operation
-  Reduction(ReduceOp join = ReduceOp::kSum, double divide_by = 1) : op(join), divisor(divide_by) {}
+  Reduction(
+      ReduceOp join = ReduceOp::kSum,
+      double divide_by = 1,
+      std::optional<at::ScalarType> travel_as = std::nullopt
+  )
+      : op(join), divisor(divide_by), wire(travel_as) {}
+};
+
+/// One tensor of a reduction of several, cut among the ranks by counts of its own.
+struct ReduceSegment {
+  at::Tensor output;
+  at::Tensor input;
+  std::vector<std::int64_t> counts = {};  ///< elements by rank; {} = even
 };
 
 /// Who a communicator joins.
@@ -50,6 +73,13 @@ struct CommStats {
   std::int64_t reduce_ns = 0;  ///< the calling thread did arithmetic or copies of a collective
   std::int64_t staged_bytes =
       0;  ///< copied into or out of staging because a tensor was not in shared memory
+  std::int64_t busy_ns = 0;  ///< at least one collective was in flight
+  /// Payload of all collectives started that this rank sends to, and gets from, the others: exact
+  /// over messages, and what messages would carry where memory is shared. A reduce-scatter of n
+  /// bytes over S ranks sends n less this rank's slice and gets S - 1 times that slice; a gather
+  /// the other way round. Tokens of barriers are not counted.
+  std::int64_t sent_bytes = 0;
+  std::int64_t received_bytes = 0;
 };
 
 /// Asynchronous collectives over one group.
@@ -102,6 +132,19 @@ class Communicator {
       std::string_view unit = {}
   );
 
+  /// Reduces several tensors at once, as that many reduce-scatters with one entry in the log, one
+  /// signature and one wait.
+  ///
+  /// Inputs are read where they lie and may be few or many, large or empty: what is small travels
+  /// together. `unit` names the bucket. The bits are those of reduce-scatters one by one.
+  /// Shapes: each segment as reduce_scatter; all inputs have one dtype, as all outputs have.
+  /// Memory: no segment may overlap another; `output` in place as for reduce_scatter.
+  /// Collective: yes; the same number of segments, with the same counts, in the same order.
+  /// Errors: as for all_gather, naming the segment; InvalidArgument without segments.
+  WorkPtr reduce_scatter(
+      std::span<const ReduceSegment> segments, Reduction reduction = {}, std::string_view unit = {}
+  );
+
   /// Reduces `tensor` over all ranks in place; all ranks get the same bits.
   /// Collective: yes.
   /// Errors: as for all_gather.
@@ -145,7 +188,7 @@ class Communicator {
   /// allocate_shared.
   virtual std::shared_ptr<EpochBoard> make_epoch_board(int num_rows, std::string_view what);
 
-  virtual CommStats stats() const { return {}; }
+  CommStats stats() const;
 
  protected:
   explicit Communicator(GroupInfo info);
@@ -157,20 +200,32 @@ class Communicator {
     at::Tensor input;
     std::vector<std::int64_t> output_counts;  ///< all-gather, all-to-all: by source rank
     std::vector<std::int64_t> input_counts;   ///< reduce-scatter, all-to-all: by destination rank
-    Reduction reduce;
+    /// All parts of a reduce-scatter. Of a single one also output, input and input_counts are set,
+    /// of several none of them.
+    std::vector<ReduceSegment> segments;
+    Reduction reduce;  ///< the wire dtype only if it is not the tensors'
     int root = 0;
     std::string unit;
     std::uint64_t sequence = 0;  ///< of this communicator
   };
   /// Starts a validated call; the back end's one duty.
   virtual WorkPtr start(Call call) = 0;
+  /// Starts a reduce-scatter of several segments as calls of their own, for back ends that need no
+  /// fused one: `start` must take any number of calls in flight.
+  WorkPtr start_each(const Call& call);
+  /// Returns the times and copies that the back end has measured.
+  virtual CommStats measured() const { return {}; }
 
  private:
+  static void set_only_segment(Call& call);
   WorkPtr submit(Call call);
+  void count_traffic(const Call& call);
 
   GroupInfo info_;
   CollectiveLog log_;
   std::uint64_t next_sequence_ = 0;
+  std::int64_t sent_bytes_ = 0;
+  std::int64_t received_bytes_ = 0;
 };
 
 }  // namespace hypershard::comm

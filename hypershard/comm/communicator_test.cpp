@@ -84,6 +84,52 @@ TEST(CommunicatorTest, RefusesOverlapOtherThanThisRanksSlice) {
   c->reduce_scatter(whole.narrow(0, 3, 3), whole)->wait();
 }
 
+TEST(CommunicatorTest, RefusesSegmentsThatDoNotFit) {
+  const auto c = three_ranks();
+  const at::Tensor whole = at::zeros({9});
+  const at::Tensor part = at::zeros({3});
+  using Segments = std::vector<ReduceSegment>;
+  EXPECT_REFUSED(c->reduce_scatter(Segments{}), "no segments");
+  EXPECT_REFUSED(
+      c->reduce_scatter(Segments{{part, whole}, {part, at::zeros({9}), {4, 4, 1}}}, {}, "bucket 2"),
+      "reduce_scatter of unit 'bucket 2' on 'world', segment 1: `output` does not have"
+  );
+  EXPECT_REFUSED(
+      c->reduce_scatter(
+          Segments{{part, whole}, {at::zeros({3}, at::kHalf), at::zeros({9}, at::kHalf)}}
+      ),
+      "segment 1 is unlike the first: input float16 on cpu"
+  );
+  EXPECT_REFUSED(
+      c->reduce_scatter(Segments{{part, whole}, {part, at::zeros({9})}}), "segments 0 and 1 overlap"
+  );
+  EXPECT_REFUSED(
+      c->reduce_scatter(Segments{{whole.narrow(0, 3, 3), whole}, {at::zeros({3}), whole}}),
+      "segments 0 and 1 overlap, by 36 bytes"
+  );
+  EXPECT_REFUSED(
+      c->reduce_scatter(Segments{{part, at::zeros({9})}, {whole.narrow(0, 2, 3), whole}}),
+      "segment 1: `output` overlaps `input`"
+  );
+  c->reduce_scatter(Segments{{whole.narrow(0, 3, 3), whole}, {part, at::zeros({9})}})->wait();
+  EXPECT_EQ(c->log().size(), 1U) << "what is refused is not logged";
+}
+
+TEST(CommunicatorTest, RefusesWireDtypesThatDoNotFit) {
+  const auto c = three_ranks();
+  const Reduction wire{ReduceOp::kSum, 1, at::kBFloat16};
+  EXPECT_REFUSED(
+      c->reduce_scatter(at::zeros({3}, at::kDouble), at::zeros({9}, at::kDouble), {}, wire),
+      "values of float64 cannot travel as bfloat16"
+  );
+  EXPECT_REFUSED(
+      c->all_reduce(at::zeros({3}), {ReduceOp::kSum, 1, at::kHalf}),
+      "values of float32 cannot travel as float16"
+  );
+  c->all_reduce(at::zeros({3}), wire)->wait();
+  c->all_reduce(at::zeros({3}, at::kBFloat16), wire)->wait();
+}
+
 TEST(CommunicatorTest, TakesTensorsOfAnyShapeByTheirElements) {
   const auto c = three_ranks();
   c->all_gather(at::zeros({3, 2, 5}), at::zeros({5, 2}))->wait();

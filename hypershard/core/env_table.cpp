@@ -28,6 +28,20 @@ constexpr Variable kVariables[] = {
      .default_value = "",
      .doc = "Name that the ranks of one job share and no other job on the host has; the launcher "
             "sets it."},
+    {.name = "HS_LINK_DELAY_US",
+     .type = Type::kInt,
+     .default_value = "0",
+     .doc =
+         "Microseconds that messages of groups which cross supernodes are held back: a slow link "
+         "for emulated clusters (scripts/cluster-emulate sets it where the kernel has no netem).",
+     .min = 0,
+     .max = 60'000'000},
+    {.name = "HS_LINK_JITTER_US",
+     .type = Type::kInt,
+     .default_value = "0",
+     .doc = "By how much HS_LINK_DELAY_US is off at random, either way.",
+     .min = 0,
+     .max = 60'000'000},
     {.name = "HS_LOG_LEVEL",
      .default_value = "info",
      .doc = "Least severe level that is logged.",
@@ -40,6 +54,12 @@ constexpr Variable kVariables[] = {
     {.name = "HS_PIP_ARGS",
      .default_value = "",
      .doc = "More arguments for pip install in scripts/bootstrap; the program ignores it."},
+    {.name = "HS_REQUIRE_NETNS",
+     .type = Type::kBool,
+     .default_value = "false",
+     .doc =
+         "Makes tests that need an emulated cluster fail, not skip, where network namespaces are "
+         "not permitted, as CI=true does; the program ignores it."},
     {.name = "HS_SEED",
      .type = Type::kInt,
      .default_value = "-1",

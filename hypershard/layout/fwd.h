@@ -31,4 +31,7 @@ struct Range;
 struct PackOptions;
 struct GroupPacking;
 
+struct Bucket;
+struct BucketGroup;
+
 }  // namespace hypershard::layout

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "hypershard/core/error.h"
+#include "hypershard/layout/internal/cut_places.h"
 
 namespace hypershard::layout {
 namespace {
@@ -21,61 +22,9 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return divide_up(value, multiple) * multiple;
 }
 
-/// Places where a cut may fall: begin, begin + atom, ... up to `last`; the next run begins at
-/// `end`.
-struct CutRun {
-  std::int64_t begin = 0;
-  std::int64_t atom = 1;
-  std::int64_t last = 0;
-  std::int64_t end = 0;
-};
-
-/// Walks over the cut places of a buffer; cheap as long as the positions asked for move one way.
-class CutCursor {
- public:
-  explicit CutCursor(std::span<const CutRun> runs) : runs_(runs), numel_(runs.back().end) {}
-
-  /// Returns the last cut place at or before `position` >= 0.
-  std::int64_t at_or_before(std::int64_t position) {
-    if (position >= numel_) {
-      return numel_;
-    }
-    const CutRun& run = run_at(position);
-    return std::min(run.last, position - (position - run.begin) % run.atom);
-  }
-
-  /// Returns the first cut place at or after `position` <= numel.
-  std::int64_t at_or_after(std::int64_t position) {
-    if (position <= 0) {
-      return 0;
-    }
-    const std::int64_t before = at_or_before(position);
-    if (before == position) {
-      return before;
-    }
-    const CutRun& run = run_at(position);
-    return before == run.last ? run.end : before + run.atom;
-  }
-
- private:
-  const CutRun& run_at(std::int64_t position) {
-    while (position < runs_[current_].begin) {
-      --current_;
-    }
-    while (position >= runs_[current_].end) {
-      ++current_;
-    }
-    return runs_[current_];
-  }
-
-  std::span<const CutRun> runs_;
-  std::int64_t numel_ = 0;
-  std::size_t current_ = 0;
-};
-
 /// Tells whether pieces of at most `limit` elements, `num_pieces` of them, cover the buffer.
-bool covers(std::span<const CutRun> runs, std::int64_t num_pieces, std::int64_t limit) {
-  CutCursor cursor(runs);
+bool covers(std::span<const internal::CutRun> runs, std::int64_t num_pieces, std::int64_t limit) {
+  internal::CutCursor cursor(runs);
   const std::int64_t numel = runs.back().end;
   std::int64_t position = 0;
   for (std::int64_t piece = 0; piece < num_pieces && position < numel; ++piece) {
@@ -85,11 +34,8 @@ bool covers(std::span<const CutRun> runs, std::int64_t num_pieces, std::int64_t 
 }
 
 /// Finds the smallest size that the largest piece can have.
-std::int64_t smallest_limit(std::span<const CutRun> runs, std::int64_t num_pieces) {
-  std::int64_t block = 0;  // the largest run of elements that no cut can split
-  for (const CutRun& run : runs) {
-    block = std::max({block, run.last > run.begin ? run.atom : 0, run.end - run.last});
-  }
+std::int64_t smallest_limit(std::span<const internal::CutRun> runs, std::int64_t num_pieces) {
+  const std::int64_t block = internal::largest_block(runs);
   const std::int64_t mean = divide_up(runs.back().end, num_pieces);
   std::int64_t low = std::max(mean, block);
   // Covers, since a greedy piece falls short of its limit by less than a block.
@@ -105,13 +51,15 @@ std::int64_t smallest_limit(std::span<const CutRun> runs, std::int64_t num_piece
   return low;
 }
 
-std::vector<std::int64_t> balanced_cuts(std::span<const CutRun> runs, std::int64_t num_pieces) {
+std::vector<std::int64_t> balanced_cuts(
+    std::span<const internal::CutRun> runs, std::int64_t num_pieces
+) {
   const std::int64_t limit = smallest_limit(runs, num_pieces);
   const std::int64_t numel = runs.back().end;
   const auto last = static_cast<std::size_t>(num_pieces);
   std::vector<std::int64_t> cuts(last + 1, numel);
   // From the right: the lowest cuts that leave a rest which the later pieces can cover.
-  CutCursor lowest(runs);
+  internal::CutCursor lowest(runs);
   for (std::size_t i = last; i-- > 0;) {
     cuts[i] = lowest.at_or_after(cuts[i + 1] - limit);
   }
@@ -119,8 +67,8 @@ std::vector<std::int64_t> balanced_cuts(std::span<const CutRun> runs, std::int64
       cuts[0] == 0, "layout.packing: pieces of ", limit, " do not cover ", numel, " elements"
   );
   // From the left: each cut as near to the even one as its neighbours allow.
-  CutCursor nearest(runs);
-  CutCursor highest(runs);
+  internal::CutCursor nearest(runs);
+  internal::CutCursor highest(runs);
   for (std::size_t i = 1; i < last; ++i) {
     const auto piece = static_cast<std::int64_t>(i);
     const std::int64_t even =
@@ -198,39 +146,14 @@ void place_segments(
         ")"
     );
     packing.segments.push_back(
-        {.name = request.name, .shape = request.shape, .offset = offset, .numel = numel}
+        {.name = request.name,
+         .shape = request.shape,
+         .offset = offset,
+         .numel = numel,
+         .atom_numel = request.atom_numel}
     );
   }
   packing.numel = round_up(position, alignment);
-}
-
-bool may_cut_anywhere(std::span<const PackRequest> requests, const GroupPacking& packing) {
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (requests[i].atom_numel > 1 && packing.segments[i].numel > 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::vector<CutRun> cut_runs(
-    std::span<const PackRequest> requests, std::int64_t alignment, const GroupPacking& packing
-) {
-  std::vector<CutRun> runs;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const Segment& segment = packing.segments[i];
-    if (segment.numel == 0) {
-      continue;
-    }
-    if (!runs.empty()) {
-      runs.back().end = segment.offset;
-    }
-    // Where any element may be cut, keep the cuts aligned.
-    const std::int64_t atom = requests[i].atom_numel == 1 ? alignment : requests[i].atom_numel;
-    const std::int64_t last = segment.offset + (segment.numel - 1) / atom * atom;
-    runs.push_back({.begin = segment.offset, .atom = atom, .last = last, .end = packing.numel});
-  }
-  return runs;
 }
 
 std::int64_t num_pieces_of(std::span<const int> cut_sizes) {
@@ -371,11 +294,12 @@ GroupPacking pack_group(std::span<const PackRequest> requests, const PackOptions
   const std::int64_t num_pieces = num_pieces_of(options.cut_sizes);
   GroupPacking packing;
   packing.cut_sizes = options.cut_sizes;
+  packing.alignment = options.alignment;
   place_segments(requests, options.alignment, packing);
-  if (may_cut_anywhere(requests, packing)) {
+  if (internal::may_cut_anywhere(packing)) {
     cut_evenly(num_pieces, options.alignment, packing);
   } else {
-    packing.cuts = balanced_cuts(cut_runs(requests, options.alignment, packing), num_pieces);
+    packing.cuts = balanced_cuts(internal::cut_runs(packing), num_pieces);
   }
   return packing;
 }

@@ -24,6 +24,7 @@ struct Segment {
   std::vector<std::int64_t> shape;
   std::int64_t offset = 0;
   std::int64_t numel = 0;
+  std::int64_t atom_numel = 1;
 };
 
 /// A half-open range of elements of a group's buffer.
@@ -58,6 +59,7 @@ struct GroupPacking {
   std::vector<std::int64_t> cuts;
   std::int64_t numel = 0;       ///< with padding; a multiple of the alignment
   std::int64_t used_numel = 0;  ///< without
+  std::int64_t alignment = 1;
 
   std::int64_t padding_numel() const { return numel - used_numel; }
   /// Returns the largest piece over the mean piece, padding included; 1 is perfect, and the value

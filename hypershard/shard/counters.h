@@ -23,9 +23,11 @@ struct Counters {
   std::int64_t reductions = 0;       ///< units reduced
   std::int64_t unshard_wait_ns = 0;  ///< the compute thread stood waiting for an unshard
   std::int64_t reduce_wait_ns = 0;   ///< … for reductions, gradient buffers included
-  std::int64_t window_wait_ns = 0;   ///< … for peers to finish reading or publishing
-  std::int64_t publish_ns = 0;
-  std::int64_t live_unsharded_bytes = 0;  ///< in pool buffers now
+  std::int64_t window_wait_ns = 0;   ///< … for peers to finish reading
+  std::int64_t publish_wait_ns = 0;  ///< … for published parameters, its own part's and its peers'
+  std::int64_t inter_publish_wait_ns = 0;  ///< of that, where its own part crosses supernodes
+  std::int64_t publish_ns = 0;             ///< wrote runtime parameters and started their gathers
+  std::int64_t live_unsharded_bytes = 0;   ///< in pool buffers now
   std::int64_t peak_unsharded_bytes = 0;
   std::int64_t gradient_buffer_bytes = 0;  ///< unsharded gradient buffers allocated
 };

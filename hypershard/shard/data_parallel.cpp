@@ -91,6 +91,7 @@ DataParallel make_data_parallel(
   layout::check_plane_layouts(layouts, mesh.mesh(), axes);
   DataParallel result;
   result.layouts = layouts;
+  result.replicate_axis = axes.replicate;
 
   std::vector<std::string> order = layout::split_axes(layouts.runtime, mesh.mesh(), axes);
   result.runtime_levels = static_cast<int>(order.size());

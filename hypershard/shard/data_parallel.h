@@ -31,6 +31,7 @@ struct DataAxis {
 /// one before it.
 struct DataParallel {
   layout::PlaneLayouts layouts;
+  std::string replicate_axis;  ///< the data axis between supernodes; "" if there is none
   std::vector<DataAxis> cuts;
   int runtime_levels = 0;
   int gradient_levels = 0;

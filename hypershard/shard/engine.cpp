@@ -15,46 +15,18 @@
 
 namespace hypershard::shard {
 
-namespace {
-
-// Rows of the epoch board.
-constexpr int kReleased = 0;
-constexpr int kPublished = 1;
-
-}  // namespace
-
-Engine::Engine(
-    DataParallel parallel,
-    std::string replicate_axis,
-    FullyShardOptions options,
-    std::vector<UnitSpec> specs
-)
+Engine::Engine(DataParallel parallel, FullyShardOptions options, std::vector<UnitSpec> specs)
     : parallel_(std::move(parallel)),
-      replicate_axis_(std::move(replicate_axis)),
       options_(std::move(options)),
       pool_(&counters_, options_.reshard_debug == ReshardDebug::kNan) {
   HS_CHECK_GE(options_.forward_prefetch, 0, "shard: forward_prefetch counts units");
   HS_CHECK_GE(options_.backward_prefetch, 0, "shard: backward_prefetch counts units");
+  HS_CHECK_GE(options_.bucket_bytes.value_or(0), 0, "shard: bucket_bytes is a size");
   build_units(std::move(specs));
   place_groups();
   agree_on_buffer_sizes();
-  std::vector<std::int64_t> unit_bytes;
-  bool all_at_rest = true;
-  for (const auto& unit : units_) {
-    unit_bytes.push_back(unit->gradient_bytes());
-    for (const auto& group : unit->groups()) {
-      all_at_rest = all_at_rest && group->whole_rest().defined();
-    }
-  }
-  comm::Communicator* reader =
-      parallel_.gradient_levels > 0 ? parallel_.cuts.front().reduce.get() : nullptr;
-  gradient_buffers_ = std::make_unique<GradientBuffers>(
-      all_at_rest ? std::vector<std::int64_t>() : unit_bytes,
-      options_.gradient_buffers,
-      reader,
-      &counters_,
-      [this](const comm::WorkPtr& work) { drive_until(work); }
-  );
+  make_buckets();
+  make_gradient_buffers();
   // Until a forward is recorded: order of declaration, the root around all others.
   std::vector<int> begins(units_.size());
   std::iota(begins.begin(), begins.end(), 0);
@@ -72,6 +44,10 @@ void Engine::refresh_trainability() {
     for (const auto& each : units_) {
       segment_observers_.push_back(
           std::make_shared<internal::SegmentObserver>(weak_from_this(), each->index())
+      );
+      events_.push_back(
+          {.pre_backward = event(each->index(), &Engine::pre_backward),
+           .inputs_done = event(each->index(), &Engine::inputs_done)}
       );
     }
   }
@@ -104,6 +80,14 @@ void Engine::refresh_trainability() {
       }
     }
   }
+}
+
+std::shared_ptr<const std::function<void()>> Engine::event(int unit, void (Engine::*method)(int)) {
+  return std::make_shared<const std::function<void()>>([self = weak_from_this(), unit, method] {
+    if (const auto engine = self.lock()) {
+      (engine.get()->*method)(unit);
+    }
+  });
 }
 
 void Engine::hook_parameters(Unit& unit, std::size_t group) {
@@ -164,11 +148,15 @@ std::uint64_t Engine::update_versions() const {
 }
 
 void Engine::open_window() {
+  if (!window_open_) {
+    publisher_->release();
+    start_gathers();
+  }
   if (epochs_ && !window_open_) {
     const TraceSpan span(TraceLane::kWait, "write window");
     const std::int64_t began = now_ns();
-    epochs_->publish(kReleased, ++released_epoch_);
-    epochs_->wait_all(kReleased, released_epoch_, "release of runtime parameters", "root");
+    epochs_->publish(kReleasedRow, ++released_epoch_);
+    epochs_->wait_all(kReleasedRow, released_epoch_, "release of runtime parameters", "root");
     counters_.window_wait_ns += now_ns() - began;
   }
   window_open_ = true;
@@ -189,31 +177,27 @@ void Engine::close_window(bool keep) {
   if (!window_open_) {
     return;
   }
-  if (written) {
+  {
     const TraceSpan span(TraceLane::kPublish, "publish");
     const std::int64_t began = now_ns();
-    for (const auto& unit : units_) {
-      release(*unit);
-      for (const auto& group : unit->groups()) {
-        group->publish();
-      }
-      if (unit->pinned) {
-        start(*unit);
-        finish(unit->index());
+    if (written) {
+      for (const auto& unit : units_) {
+        release(*unit);
       }
     }
+    publisher_->begin({reduce_order_.rbegin(), reduce_order_.rend()}, written);
     counters_.publish_ns += now_ns() - began;
-  }
-  if (epochs_) {
-    const TraceSpan span(TraceLane::kWait, "write window");
-    const std::int64_t began = now_ns();
-    epochs_->publish(kPublished, ++published_epoch_);
-    epochs_->wait_all(kPublished, published_epoch_, "publish of runtime parameters", "root");
-    counters_.window_wait_ns += now_ns() - began;
   }
   window_open_ = false;
   needs_publish_ = needs_publish_ && keep;
   seen_versions_ = versions;
+  for (const auto& unit : units_) {
+    if (unit->pinned) {
+      start(*unit);
+      finish(unit->index());
+      publisher_->await(*unit);
+    }
+  }
 }
 
 // After an exception the engine is between steps again, once neither pass runs any more.
@@ -224,6 +208,11 @@ void Engine::recover() {
     may_update_ = true;
     open_window();
   }
+}
+
+void Engine::finish_publishes() {
+  publisher_->await_all();
+  start_gathers();
 }
 
 void Engine::discard_gradients() {
@@ -275,6 +264,7 @@ void Engine::unshard(int unit) {
   target.pinned = true;
   start(target);
   finish(unit);
+  publisher_->await(target);
 }
 
 void Engine::reshard(int unit) {

@@ -15,11 +15,13 @@
 #include <ATen/core/Tensor.h>
 
 #include "hypershard/nn/recompute.h"
+#include "hypershard/shard/buckets.h"
 #include "hypershard/shard/buffer_pool.h"
 #include "hypershard/shard/counters.h"
 #include "hypershard/shard/data_parallel.h"
 #include "hypershard/shard/gradient_buffers.h"
 #include "hypershard/shard/options.h"
+#include "hypershard/shard/publisher.h"
 #include "hypershard/shard/unit.h"
 
 namespace hypershard::shard {
@@ -51,11 +53,14 @@ struct UnitSpec {
 /// of backward.
 ///
 /// NOTE [write window]: update parameters may be written from the end of a reducing backward (or of
-/// a forward without gradients, or sync_runtime) until the next root forward. Both edges are
-/// rendezvous of the ranks that share the runtime buffer: nobody writes while a peer may read,
-/// nobody reads before every owner has published. `update_in_backward` writes earlier, a unit at a
-/// time: once a unit's reduction has ended every rank has posted it, and what posts is not read
-/// again before the next root forward.
+/// a forward without gradients, or sync_runtime) until the next root forward. It opens with a
+/// rendezvous of the ranks that share the runtime buffer, and once the rank's own update parameters
+/// are no longer being sent: nobody writes while a peer may read. It closes unit by unit (NOTE
+/// [publishing]): a unit's forward waits for its own publish and, of the ranks that share it, for
+/// every owner's; the last one has arrived when the outermost forward ends, so that publishes are
+/// under way during forwards only (and while a unit is unsharded by hand). `update_in_backward`
+/// writes earlier, a unit at a time: once a unit's reduction has ended every rank has posted it,
+/// and what posts is not read again before the next root forward.
 ///
 /// Its own operators, whose order depends on timing, are kept from whoever watches the program's
 /// (see nn/watched_operators.h); casts of inputs and outputs are the program's.
@@ -67,12 +72,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Collective: ranks of the data axes, and of the plan axes (NOTE [plan axes]) if there are any.
   /// Errors: InvalidArgument for counts out of range; Unsupported if sharing is demanded and
   /// impossible.
-  Engine(
-      DataParallel parallel,
-      std::string replicate_axis,
-      FullyShardOptions options,
-      std::vector<UnitSpec> specs
-  );
+  Engine(DataParallel parallel, FullyShardOptions options, std::vector<UnitSpec> specs);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -113,6 +113,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward,
   /// and from a forward with gradients to the end of a backward that reduced over all data axes.
   void begin_update();
+  /// Waits for the publishes that are under way; between steps there are none. What gathers over
+  /// the data axes by itself calls it first, so that all ranks keep one order. Errors: CommError.
+  void finish_publishes();
   /// Drops all gradients: reduced, partly reduced and kept from micro-batches without reduction.
   /// Errors: InvalidArgument during a backward.
   void discard_gradients();
@@ -131,7 +134,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const FullyShardOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   Counters& counters() { return counters_; }
+  const Publisher& publisher() const { return *publisher_; }
   const std::vector<int>& recorded_order() const { return order_; }
+  /// Returns how many gradient buffers units of one size share.
+  int gradient_buffer_depth() const;
+  /// The same for the slices that cross supernodes.
+  int slice_depth() const;
+  const Buckets& buckets() const { return *buckets_; }
   const std::string& why_not_shared() const { return why_not_shared_; }
   /// Tells the engine that meta parameters have been given values.
   void mark_initialised() { uninitialised_.clear(); }
@@ -144,6 +153,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void build_units(std::vector<UnitSpec> specs);
   void place_groups();
   void agree_on_buffer_sizes();
+  void make_buckets();
+  void make_gradient_buffers();
   void hook_parameters(Unit& unit, std::size_t group);
   void refresh_trainability();
 
@@ -153,8 +164,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void need(int unit);
   void start_up_to(std::size_t end);
   void start(Unit& unit);
+  void start_gathers();
+  bool is_unsharding(int unit) const;
   void finish(int unit);
   void release(Unit& unit);
+  std::shared_ptr<const std::function<void()>> event(int unit, void (Engine::*method)(int));
   void hook_outputs(int unit, std::span<at::Tensor* const> outputs);
   void hook_inputs(int unit, std::span<at::Tensor* const> inputs);
   void cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const;
@@ -166,9 +180,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void post(Unit& unit);
   void start_ready_reductions();
   void progress();
-  void drive_until(const comm::WorkPtr& work);
-  bool test_front();
-  void wait_front();
+  void leave_buffer(UnitReduction& reduction);
+  void finish_reduction(UnitReduction& reduction);
+  bool advance_inside(bool block);
+  bool advance_front(bool block);
+  void abandon_front();
   void pop_reduction();
   void update_unit(Unit& unit);
   void end_backward_span(int unit);
@@ -184,12 +200,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t update_versions() const;
 
   DataParallel parallel_;
-  std::string replicate_axis_;
   FullyShardOptions options_;
   Counters counters_;
   BufferPool pool_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<GradientBuffers> gradient_buffers_;
+  std::unique_ptr<GradientBuffers> slices_;  ///< of sums that cross supernodes
+  std::unique_ptr<Buckets> buckets_;
   std::string why_not_shared_;
   std::vector<std::string> uninitialised_;
 
@@ -197,7 +214,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<comm::SharedBuffer> shared_;
   std::shared_ptr<comm::EpochBoard> epochs_;
   std::uint64_t released_epoch_ = 0;
-  std::uint64_t published_epoch_ = 0;
+  std::unique_ptr<Publisher> publisher_;
   bool window_open_ = true;
   bool may_update_ = true;  ///< no gradient of a forward that ran is still to come
   bool needs_publish_ = true;
@@ -220,16 +237,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<int> recording_;       // units as their forwards begin
   std::vector<int> recording_ends_;  // and end
   std::vector<int> pass_order_;
-  std::deque<int> unsharding_;  // started and not finished, oldest first
+  std::deque<int> unsharding_;  // started and not finished, oldest first; the last ones may wait
+                                // for their publish
   std::size_t started_ = 0;     // entries of pass_order_ passed by
   bool in_backward_ = false;
   std::size_t next_reduction_ = 0;
-  struct InFlight {
-    int unit;
-    comm::WorkPtr work;
-    OpenSpan span;
-  };
-  std::deque<InFlight> in_flight_;
+  std::deque<std::shared_ptr<UnitReduction>> reductions_;  ///< not finished, oldest first
+  std::size_t num_inside_done_ = 0;  ///< of those, whose sums inside the supernode are complete
 
   /// What stands in for the gradient of a runtime parameter, so that its use is found out.
   struct Tombstone {
@@ -239,6 +253,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Tombstone> tombstones_;
   std::vector<std::shared_ptr<void>> gradient_hooks_;  // hooks and slots of parameters, kept alive
   std::vector<std::shared_ptr<nn::RecomputeObserver>> segment_observers_;  // by unit
+  struct BackwardEvents {
+    std::shared_ptr<const std::function<void()>> pre_backward;
+    std::shared_ptr<const std::function<void()>> inputs_done;
+  };
+  std::vector<BackwardEvents> events_;  // by unit
 };
 
 }  // namespace hypershard::shard

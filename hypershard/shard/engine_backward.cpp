@@ -15,6 +15,7 @@
 namespace hypershard::shard {
 
 void Engine::begin_backward() {
+  finish_publishes();  // of a forward that failed
   in_backward_ = true;
   window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before
                          // the end of this backward
@@ -30,6 +31,7 @@ void Engine::begin_backward() {
   }
   started_ = 0;
   next_reduction_ = 0;
+  buckets_->begin(units_);
   updated_units_ = 0;
   for (const auto& unit : units_) {
     unit->ready = false;
@@ -213,16 +215,16 @@ void Engine::start_ready_reductions() {
       if (!unit.ready) {
         return;
       }
-      InFlight started{.unit = unit.index(), .work = nullptr, .span = {}};
-      started.span.begin();
-      started.work = unit.start_reduce(
+      const auto started = unit.start_reduce(
           *gradient_buffers_,
+          *slices_,
           {.divisor = divisor,
            .cross = cross_replicas,
-           .rest_in_buffer = static_cast<bool>(update_in_backward)},
-          replicate_axis_
+           .rest_in_buffer = static_cast<bool>(update_in_backward)}
       );
-      in_flight_.push_back(std::move(started));
+      started->span.begin();
+      reductions_.push_back(started);
+      buckets_->post(*started);
     }
     ++next_reduction_;
   }
@@ -230,8 +232,9 @@ void Engine::start_ready_reductions() {
 
 // Does this rank's part of what can be done now, oldest first, and never blocks.
 void Engine::progress() {
-  while (!in_flight_.empty() && test_front()) {
-    pop_reduction();
+  while (num_inside_done_ < reductions_.size() && advance_inside(/*block=*/false)) {
+  }
+  while (!reductions_.empty() && advance_front(/*block=*/false)) {
   }
   while (!unsharding_.empty() &&
          units_[static_cast<std::size_t>(unsharding_.front())]->advance_unshard()) {
@@ -240,34 +243,52 @@ void Engine::progress() {
   }
 }
 
-bool Engine::test_front() {
-  const InFlight& oldest = in_flight_.front();
-  const TraceSpan span(
-      TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
-  );
-  return oldest.work->test();
+// See NOTE [steps of a reduction].
+bool Engine::advance_inside(bool block) {
+  UnitReduction& next = *reductions_[num_inside_done_];
+  const TraceSpan span(TraceLane::kWait, "reduce ", next.unit().path());
+  if (block) {
+    next.wait();
+  } else if (!next.test()) {
+    return false;
+  }
+  buckets_->cross(next);
+  ++num_inside_done_;
+  return true;
 }
 
-void Engine::wait_front() {
-  {
-    const InFlight& oldest = in_flight_.front();
-    const TraceSpan span(
-        TraceLane::kWait, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
-    );
-    oldest.work->wait();
+bool Engine::advance_front(bool block) {
+  UnitReduction& oldest = *reductions_.front();
+  while (oldest.step() <= UnitReduction::Step::kWaiting) {  // for others of its bucket, too
+    if (!block) {
+      return false;
+    }
+    advance_inside(block);
   }
+  const TraceSpan span(TraceLane::kWait, "reduce ", oldest.unit().path());
+  while (true) {
+    if (block) {
+      oldest.wait();
+    } else if (!oldest.test()) {
+      return false;
+    }
+    if (oldest.step() == UnitReduction::Step::kPlan) {
+      break;
+    }
+    oldest.start_plan();
+  }
+  oldest.finish();
   pop_reduction();
+  return true;
 }
 
 void Engine::pop_reduction() {
-  InFlight& oldest = in_flight_.front();
-  oldest.span.end(
-      TraceLane::kReduce, "reduce ", units_[static_cast<std::size_t>(oldest.unit)]->path()
-  );
-  Unit& unit = *units_[static_cast<std::size_t>(oldest.unit)];
-  in_flight_.pop_front();
+  const std::shared_ptr<UnitReduction> done = std::move(reductions_.front());
+  reductions_.pop_front();
+  --num_inside_done_;
+  done->span.end(TraceLane::kReduce, "reduce ", done->unit().path());
   if (update_in_backward && reduces_over_all_axes()) {
-    update_unit(unit);
+    update_unit(done->unit());
   }
 }
 
@@ -286,13 +307,21 @@ void Engine::update_unit(Unit& unit) {
   ++updated_units_;
 }
 
-void Engine::drive_until(const comm::WorkPtr& work) {
-  while (std::any_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& f) {
-    return f.work == work;
-  })) {
-    wait_front();
+void Engine::finish_reduction(UnitReduction& reduction) {
+  while (reduction.step() != UnitReduction::Step::kFinished) {
+    advance_front(/*block=*/true);
   }
-  work->wait_released();
+  reduction.wait_released();
+}
+
+void Engine::leave_buffer(UnitReduction& reduction) {
+  while (reduction.step() == UnitReduction::Step::kInside) {
+    advance_inside(/*block=*/true);
+  }
+  while (!reduction.has_left_buffer()) {
+    advance_front(/*block=*/true);
+  }
+  reduction.wait_released();
 }
 
 void Engine::end_backward() {
@@ -312,8 +341,8 @@ void Engine::end_backward() {
   }
   start_up_to(pass_order_.size());
   const std::int64_t start = now_ns();
-  while (!in_flight_.empty()) {
-    wait_front();
+  while (!reductions_.empty()) {
+    advance_front(/*block=*/true);
   }
   counters_.reduce_wait_ns += now_ns() - start;
   end_backward_span(backward_unit_);
@@ -338,12 +367,26 @@ void Engine::end_backward() {
 // Otherwise gradients are not at rest yet, and a step would find none.
 bool Engine::reduces_over_all_axes() const {
   const auto is_outer = [this](const DataAxis& axis) {
-    return axis.name == replicate_axis_ && axis.size > 1;
+    return axis.name == parallel_.replicate_axis && axis.size > 1;
   };
   const auto levels = parallel_.cuts.begin() + parallel_.gradient_levels;
   const bool has_outer = std::any_of(parallel_.cuts.begin(), levels, is_outer) ||
                          std::any_of(parallel_.summed.begin(), parallel_.summed.end(), is_outer);
   return reduce_gradients && (cross_replicas || !has_outer);
+}
+
+// A bucket that lacks a unit will not be full any more.
+void Engine::abandon_front() {
+  UnitReduction& oldest = *reductions_.front();
+  if (!oldest.held_up()) {
+    advance_front(/*block=*/true);
+    return;
+  }
+  while (oldest.step() == UnitReduction::Step::kInside) {
+    advance_inside(/*block=*/true);
+  }
+  reductions_.pop_front();
+  --num_inside_done_;
 }
 
 // After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed
@@ -354,8 +397,8 @@ void Engine::reset_iteration() {
     // What is in flight would otherwise come to rest among the gradients of the next backward; no
     // unit is updated with it.
     const auto update = std::exchange(update_in_backward, nullptr);
-    while (!in_flight_.empty()) {
-      wait_front();
+    while (!reductions_.empty()) {
+      abandon_front();
     }
     update_in_backward = update;
     drop_gradients();

@@ -3,8 +3,11 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
+#include "hypershard/comm/link.h"
 #include "hypershard/core/error.h"
+#include "hypershard/layout/bucket.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/internal/agreement.h"
 
@@ -34,6 +37,39 @@ std::vector<std::vector<UnitParam>> split_in_groups(std::vector<UnitParam> param
 
 std::string group_name(const std::string& unit, std::size_t index, std::size_t count) {
   return count == 1 ? unit : unit + "#" + std::to_string(index);
+}
+
+// What a bucket may lose to the link's latency.
+constexpr double kLatencyShare = 0.1;
+
+std::int64_t measured_bucket_bytes(comm::Communicator& link) {
+  if (!link.backend().starts_with("c10d")) {
+    return layout::kBucketOfOne;  // ranks of one process, or none: what would be measured is no
+                                  // link
+  }
+  const comm::LinkSpeed speed = comm::measure_link(link);
+  return layout::smallest_bucket_bytes(
+      speed.latency_s, speed.bytes_per_s, link.size(), kLatencyShare
+  );
+}
+
+std::int64_t largest_of_all(const DataParallel& parallel, std::int64_t own) {
+  std::int64_t largest = own;
+  for (comm::Communicator* ranks : {parallel.control.get(), parallel.plan.get()}) {
+    if (ranks != nullptr) {
+      const at::Tensor mine = at::full({1}, largest, at::TensorOptions().dtype(at::kLong));
+      largest = internal::gather_rows(*ranks, mine).max().item<std::int64_t>();
+    }
+  }
+  return largest;
+}
+
+std::vector<layout::Bucket> buckets_of_one(std::size_t num_units) {
+  std::vector<layout::Bucket> buckets;
+  for (int unit = 0; unit < static_cast<int>(num_units); ++unit) {
+    buckets.push_back({.begin = unit, .end = unit + 1});
+  }
+  return buckets;
 }
 
 }  // namespace
@@ -96,7 +132,9 @@ void Engine::place_groups() {
   if (shared_bytes > 0) {
     comm::Communicator& ranks = *parallel_.cuts.front().gather;
     shared_ = ranks.allocate_shared(shared_bytes, "runtime parameters");
-    epochs_ = ranks.make_epoch_board(2, "runtime parameters");
+    epochs_ = ranks.make_epoch_board(
+        published_row(static_cast<int>(units_.size())), "runtime parameters"
+    );
   }
   std::int64_t at = 0;
   std::size_t next = 0;
@@ -111,6 +149,7 @@ void Engine::place_groups() {
       }
     }
   }
+  publisher_ = std::make_unique<Publisher>(&units_, parallel_, epochs_, &counters_);
 }
 
 // Which reductions a rank waits for before it fills a buffer must not depend on how much of a unit
@@ -139,6 +178,82 @@ void Engine::agree_on_buffer_sizes() {
     }
     groups[static_cast<std::size_t>(i)]->set_gradient_buffer_numel(largest);
   }
+}
+
+// Sizes are those that ranks of the plan axes have agreed on, so that all of them cross alike.
+void Engine::make_buckets() {
+  std::vector<std::int64_t> unit_bytes;
+  comm::Communicator* link = nullptr;
+  for (const auto& axes : {parallel_.cuts, parallel_.summed}) {
+    for (const DataAxis& axis : axes) {
+      link = axis.name == parallel_.replicate_axis && axis.size > 1 ? axis.reduce.get() : link;
+    }
+  }
+  for (const auto& unit : units_) {
+    std::int64_t bytes = 0;
+    for (const auto& group : unit->groups()) {
+      bytes += group->crossing_bytes();
+    }
+    unit_bytes.push_back(bytes);
+  }
+  std::int64_t target = options_.bucket_bytes.value_or(layout::kBucketOfOne);
+  if (link != nullptr && !options_.bucket_bytes) {
+    target = largest_of_all(parallel_, measured_bucket_bytes(*link));
+  }
+  buckets_ = std::make_unique<Buckets>(
+      units_,
+      link == nullptr ? buckets_of_one(units_.size()) : layout::make_buckets(unit_bytes, target)
+  );
+}
+
+// A unit is written to, the units of a bucket wait for one another, and two buckets are on the
+// link: more need not be held.
+int Engine::slice_depth() const {
+  const bool crosses = std::any_of(units_.begin(), units_.end(), [](const auto& unit) {
+    return std::any_of(unit->groups().begin(), unit->groups().end(), [](const auto& group) {
+      return group->crossing_bytes() > 0;
+    });
+  });
+  return options_.gradient_buffers + (crosses ? 2 * buckets_->most_units() : 0);
+}
+
+// Where sums inside the supernode have memory of their own, that holds what is on the link.
+int Engine::gradient_buffer_depth() const {
+  const bool has_slices = std::any_of(units_.begin(), units_.end(), [](const auto& unit) {
+    return unit->slice_bytes({.rest_in_buffer = true}) > 0;
+  });
+  return has_slices ? options_.gradient_buffers : slice_depth();
+}
+
+void Engine::make_gradient_buffers() {
+  std::vector<std::int64_t> unit_bytes;
+  std::vector<std::int64_t> slice_bytes;
+  bool all_at_rest = true;
+  for (const auto& unit : units_) {
+    unit_bytes.push_back(unit->gradient_bytes());
+    slice_bytes.push_back(unit->slice_bytes({.rest_in_buffer = true}));
+    for (const auto& group : unit->groups()) {
+      all_at_rest = all_at_rest && group->whole_rest().defined();
+    }
+  }
+  comm::Communicator* reader =
+      parallel_.gradient_levels > 0 ? parallel_.cuts.front().reduce.get() : nullptr;
+  gradient_buffers_ = std::make_unique<GradientBuffers>(
+      all_at_rest ? std::vector<std::int64_t>() : unit_bytes,
+      gradient_buffer_depth(),
+      GradientBuffers::Until::kLeft,
+      reader,
+      &counters_,
+      [this](UnitReduction& reduction) { leave_buffer(reduction); }
+  );
+  slices_ = std::make_unique<GradientBuffers>(
+      slice_bytes,
+      slice_depth(),
+      GradientBuffers::Until::kFinished,
+      nullptr,
+      &counters_,
+      [this](UnitReduction& reduction) { finish_reduction(reduction); }
+  );
 }
 
 }  // namespace hypershard::shard

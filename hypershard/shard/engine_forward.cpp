@@ -97,10 +97,27 @@ void Engine::start_up_to(std::size_t end) {
 }
 
 void Engine::start(Unit& unit) {
-  if (unit.state() == UnitState::kSharded) {
-    unit.start_unshard();
+  if (unit.state() == UnitState::kSharded && !is_unsharding(unit.index())) {
     unit.prefetched = true;
     unsharding_.push_back(unit.index());
+    start_gathers();
+  }
+}
+
+bool Engine::is_unsharding(int unit) const {
+  return std::find(unsharding_.begin(), unsharding_.end(), unit) != unsharding_.end();
+}
+
+// What a unit gathers must have been published; and no unit overtakes another, whatever the timing.
+void Engine::start_gathers() {
+  for (const int index : unsharding_) {
+    Unit& unit = *units_[static_cast<std::size_t>(index)];
+    if (unit.state() == UnitState::kSharded) {
+      if (!publisher_->has_arrived(unit)) {
+        return;
+      }
+      unit.start_unshard();
+    }
   }
 }
 
@@ -108,6 +125,7 @@ void Engine::need(int unit) {
   const nn::Unwatched unwatched;
   Unit& target = *units_[static_cast<std::size_t>(unit)];
   if (target.state() == UnitState::kUnsharded && !target.prefetched) {
+    publisher_->await(target);
     return;  // kept since earlier, on all ranks alike: no entry of the order
   }
   const auto from = pass_order_.begin() + static_cast<std::ptrdiff_t>(started_);
@@ -121,9 +139,12 @@ void Engine::need(int unit) {
   }
   target.prefetched = false;
   finish(unit);
+  publisher_->await(target);
   const int ahead =
       pass_ == Pass::kForward ? options_.forward_prefetch : options_.backward_prefetch;
   start_up_to(started_ + static_cast<std::size_t>(ahead));
+  publisher_->advance();
+  start_gathers();
 }
 
 // Oldest first, also through units that nobody waits for yet: later stages of a gather must start
@@ -137,16 +158,20 @@ void Engine::finish(int unit) {
       TraceLane::kWait, "unshard ", units_[static_cast<std::size_t>(unit)]->path()
   );
   const std::int64_t begin = now_ns();
-  while (std::find(unsharding_.begin(), unsharding_.end(), unit) != unsharding_.end()) {
-    units_[static_cast<std::size_t>(unsharding_.front())]->finish_unshard();
+  const std::int64_t published = counters_.publish_wait_ns;
+  while (is_unsharding(unit)) {
+    Unit& oldest = *units_[static_cast<std::size_t>(unsharding_.front())];
+    publisher_->await_own_part(oldest);
+    start_gathers();
+    oldest.finish_unshard();
     unsharding_.pop_front();
   }
-  counters_.unshard_wait_ns += now_ns() - begin;
+  counters_.unshard_wait_ns += now_ns() - begin - (counters_.publish_wait_ns - published);
 }
 
 void Engine::release(Unit& unit) {
   const nn::Unwatched unwatched;
-  if (unit.state() == UnitState::kUnsharding) {
+  if (is_unsharding(unit.index())) {
     finish(unit.index());  // a prefetch nobody used
   }
   unit.prefetched = false;
@@ -174,11 +199,7 @@ void Engine::hook_inputs(int unit, std::span<at::Tensor* const> inputs) {
     return;
   }
   for (at::Tensor* input : inputs) {
-    internal::before_backward_of(*input, [self = weak_from_this(), unit] {
-      if (const auto engine = self.lock()) {
-        engine->inputs_done(unit);
-      }
-    });
+    internal::before_backward_of(*input, events_[static_cast<std::size_t>(unit)].inputs_done);
   }
 }
 
@@ -187,11 +208,7 @@ void Engine::hook_outputs(int unit, std::span<at::Tensor* const> outputs) {
     return;
   }
   for (at::Tensor* output : outputs) {
-    internal::before_backward_of(*output, [self = weak_from_this(), unit] {
-      if (const auto engine = self.lock()) {
-        engine->pre_backward(unit);
-      }
-    });
+    internal::before_backward_of(*output, events_[static_cast<std::size_t>(unit)].pre_backward);
   }
 }
 
@@ -248,6 +265,7 @@ void Engine::end_forward() {
       release(unit);
     }
   }
+  finish_publishes();
   for (const auto& unit : units_) {
     unit->used = false;
   }

@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 
+#include "hypershard/layout/bucket.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/shard/test_models.h"
 
@@ -26,13 +27,19 @@ struct Case {
   RankBackend backend;
   bool reshard = true;
   Share share = Share::kAuto;
+  bool tiers = false;  ///< replicas lie in supernodes of their own
+  std::int64_t bucket_bytes = layout::kBucketOfOne;
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   return to_text(c.strategy) + "_" + std::to_string(c.ranks) + "ranks_" +
          std::to_string(c.replicate) + "replicas_" + testing::to_text(c.backend) +
-         (c.reshard ? "" : "_keep") + (c.share == Share::kOff ? "_unshared" : "");
+         (c.reshard ? "" : "_keep") + (c.share == Share::kOff ? "_unshared" : "") +
+         (c.tiers ? "_tiers" : "") +
+         (c.bucket_bytes == layout::kBucketOfOne   ? ""
+          : c.bucket_bytes == layout::kBucketOfAll ? "_one_bucket"
+                                                   : "_buckets");
 }
 
 std::vector<Case> all_cases() {
@@ -52,7 +59,61 @@ std::vector<Case> all_cases() {
     cases.push_back({Strategy::kZero3, 2, 1, backend, /*reshard=*/false});
     cases.push_back({Strategy::kZero3, 2, 1, backend, true, Share::kOff});
   }
+  for (const RankBackend backend : {RankBackend::kLocal, RankBackend::kShm}) {
+    for (const Strategy strategy :
+         {Strategy::kDdp,
+          Strategy::kZero2,
+          Strategy::kZero3,
+          Strategy::kHsdp,
+          Strategy::kHierarchical}) {
+      for (const int ranks : {2, 4}) {
+        cases.push_back(
+            {.strategy = strategy, .ranks = ranks, .replicate = 2, .backend = backend, .tiers = true
+            }
+        );
+      }
+    }
+    cases.push_back(
+        {.strategy = Strategy::kHierarchical,
+         .ranks = 4,
+         .replicate = 4,
+         .backend = backend,
+         .tiers = true}
+    );
+  }
+  // More than a unit and less than all of them, and all.
+  for (const std::int64_t bucket_bytes : {std::int64_t{2000}, layout::kBucketOfAll}) {
+    for (const RankBackend backend :
+         {RankBackend::kLocal, RankBackend::kDelayed, RankBackend::kGloo}) {
+      for (const int ranks : {2, 4}) {
+        cases.push_back(
+            {.strategy = Strategy::kHierarchical,
+             .ranks = ranks,
+             .replicate = 2,
+             .backend = backend,
+             .tiers = true,
+             .bucket_bytes = bucket_bytes}
+        );
+      }
+    }
+    cases.push_back(
+        {.strategy = Strategy::kHsdp,
+         .ranks = 4,
+         .replicate = 2,
+         .backend = RankBackend::kLocal,
+         .tiers = true,
+         .bucket_bytes = bucket_bytes}
+    );
+  }
   return cases;
+}
+
+testing::RunRanksOptions run_options(const Case& c, double deadline_s = 60) {
+  testing::RunRanksOptions options{.backend = c.backend, .deadline_s = deadline_s};
+  for (int rank = 0; c.tiers && rank < c.ranks; ++rank) {
+    options.supernodes.push_back("supernode " + std::to_string(rank / (c.ranks / c.replicate)));
+  }
+  return options;
 }
 
 FullyShardOptions options_of(const Case& c) {
@@ -61,6 +122,7 @@ FullyShardOptions options_of(const Case& c) {
   options.units = {"blocks.*"};
   options.reshard_after_forward = c.reshard;
   options.share = c.share;
+  options.bucket_bytes = c.bucket_bytes;
   return options;
 }
 
@@ -92,7 +154,7 @@ TEST_P(EquivalenceTest, GradientsEqualTheUnshardedModel) {
           }
         }
       },
-      {.backend = c.backend}
+      run_options(c)
   );
 }
 
@@ -212,7 +274,7 @@ TEST_P(EquivalenceTest, LossesOverFiftyStepsEqualTheSingleProcess) {
           }
         }
       },
-      {.backend = c.backend, .deadline_s = 120}
+      run_options(c, /*deadline_s=*/120)
   );
 }
 

@@ -364,9 +364,7 @@ ShardedModel fully_shard(
   DataParallel parallel = make_data_parallel(mesh, layouts, axes);
   internal::agree_on_parameters(specs, parallel, mesh, options.initial_values);
   add_plan_reductions(parallel, specs, mesh);
-  auto engine = std::make_shared<Engine>(
-      std::move(parallel), axes.replicate, std::move(options), std::move(specs)
-  );
+  auto engine = std::make_shared<Engine>(std::move(parallel), std::move(options), std::move(specs));
   engine->hook_all_parameters();
   const std::vector<NamedModule> units = collector.units();
   for (std::size_t i = 0; i < units.size(); ++i) {

@@ -14,13 +14,11 @@ namespace hypershard::shard {
 
 namespace {
 
-std::map<std::int64_t, std::int64_t> count_sizes(
-    const std::vector<std::int64_t>& unit_bytes, int depth
-) {
-  std::map<std::int64_t, std::int64_t> counts;
+std::map<std::int64_t, int> count_sizes(const std::vector<std::int64_t>& unit_bytes, int depth) {
+  std::map<std::int64_t, int> counts;
   for (const std::int64_t bytes : unit_bytes) {
     if (bytes > 0) {
-      counts[bytes] = std::min<std::int64_t>(counts[bytes] + 1, depth);
+      counts[bytes] = std::min(counts[bytes] + 1, depth);
     }
   }
   return counts;
@@ -31,20 +29,21 @@ std::map<std::int64_t, std::int64_t> count_sizes(
 GradientBuffers::GradientBuffers(
     const std::vector<std::int64_t>& unit_bytes,
     int depth,
+    Until until,
     comm::Communicator* reader,
     Counters* counters,
-    std::function<void(const comm::WorkPtr&)> drive
+    std::function<void(UnitReduction&)> drive
 )
-    : counters_(counters), drive_(std::move(drive)) {
+    : until_(until), counters_(counters), drive_(std::move(drive)) {
   HS_CHECK_GE(
       depth, 1, "shard: gradient_buffers is the number of units whose reduction may be in flight"
   );
-  const auto counts = count_sizes(unit_bytes, depth);
+  depths_ = count_sizes(unit_bytes, depth);
   if (reader == nullptr || !reader->has_shared_memory()) {
     return;  // buffers come one by one, when first needed
   }
   std::int64_t total = 0;
-  for (const auto& [bytes, count] : counts) {
+  for (const auto& [bytes, count] : depths_) {
     total += align_bytes(bytes) * count;
   }
   if (total == 0) {
@@ -53,8 +52,8 @@ GradientBuffers::GradientBuffers(
   arena_ = reader->allocate_symmetric(total, "gradient buffers");
   counters_->gradient_buffer_bytes += total;
   std::byte* next = arena_->local();
-  for (const auto& [bytes, count] : counts) {
-    for (std::int64_t i = 0; i < count; ++i) {
+  for (const auto& [bytes, count] : depths_) {
+    for (int i = 0; i < count; ++i) {
       auto buffer = std::make_unique<Buffer>();
       buffer->bytes = at::from_blob(
           next, {bytes}, [arena = arena_](void*) {}, at::TensorOptions().dtype(at::kByte)
@@ -65,38 +64,47 @@ GradientBuffers::GradientBuffers(
   }
 }
 
-void GradientBuffers::add_private(Row& row, std::int64_t bytes) {
+GradientBuffers::Buffer* GradientBuffers::add_private(Row& row, std::int64_t bytes) {
   auto buffer = std::make_unique<Buffer>();
   buffer->bytes = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
   counters_->gradient_buffer_bytes += bytes;
   row.push_back(std::move(buffer));
+  return row.back().get();
+}
+
+bool GradientBuffers::is_idle(const Buffer& buffer) {
+  return !buffer.busy && (!buffer.last || buffer.last->step() == UnitReduction::Step::kFinished);
+}
+
+bool GradientBuffers::may_wait_for(const Buffer& buffer) const {
+  return !buffer.last || !buffer.last->held_up() ||
+         (until_ == Until::kLeft && buffer.last->leaves_early());
 }
 
 GradientBuffers::Buffer* GradientBuffers::acquire(std::int64_t bytes) {
   Row& candidates = row(bytes);
+  // The row is a queue: the free one in front was released longest ago.
   const auto free =
       std::find_if(candidates.begin(), candidates.end(), [](const auto& b) { return !b->busy; });
+  // A buffer more, rather than wait, while there may be more. And if all are being written, or wait
+  // for a unit that comes earlier in the order or later in its bucket, only a buffer more can help.
+  const bool may_add = static_cast<int>(candidates.size()) < depths_[bytes];
   Buffer* chosen = nullptr;
-  if (free == candidates.end()) {
-    // All are being written, or wait for a unit that comes earlier in the order: only a buffer more
-    // can help.
-    add_private(candidates, bytes);
-    chosen = candidates.back().get();
+  if (free == candidates.end() || (may_add && !is_idle(**free)) || !may_wait_for(**free)) {
+    chosen = add_private(candidates, bytes);
   } else {
-    // The row is a queue: the one in front was released longest ago.
-    std::rotate(candidates.begin(), free, free + 1);
-    std::rotate(candidates.begin(), candidates.begin() + 1, candidates.end());
+    std::rotate(free, free + 1, candidates.end());
     chosen = candidates.back().get();
   }
   if (chosen->last) {
-    drive_(chosen->last);
+    drive_(*chosen->last);
     chosen->last = nullptr;
   }
   chosen->busy = true;
   return chosen;
 }
 
-void GradientBuffers::release(Buffer* buffer, comm::WorkPtr reduction) {
+void GradientBuffers::release(Buffer* buffer, std::shared_ptr<UnitReduction> reduction) {
   buffer->last = std::move(reduction);
   buffer->busy = false;
 }

@@ -109,7 +109,9 @@ ParamGroup::ParamGroup(
       buffer_numel_(packing_.numel),
       gaps_(find_gaps(packing_)),
       written_(params_.size(), 0),
-      arrived_(params_.size(), 0) {}
+      arrived_(params_.size(), 0) {
+  plan_reduction();
+}
 
 RuntimeMode ParamGroup::choose_mode(
     const DataParallel& parallel, const GroupDtypes& dtypes, bool may_share, std::string* why_not
@@ -265,8 +267,12 @@ void ParamGroup::detach() {
 }
 
 // Gathers in place, innermost level first; `whole` covers `whole_range` of the packing.
-void ParamGroup::gather_levels(
-    const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level
+void ParamGroup::add_gather_stages(
+    std::vector<StagedWork::Stage>& stages,
+    const at::Tensor& whole,
+    layout::Range whole_range,
+    int from_level,
+    int to_level
 ) {
   for (int level = from_level - 1; level >= to_level; --level) {
     const DataAxis& axis = parallel_->cuts[static_cast<std::size_t>(level)];
@@ -276,28 +282,32 @@ void ParamGroup::gather_levels(
     const std::vector<int> coords = parallel_->coordinates(level);
     const layout::Range range = packing_.range(coords);
     const layout::Range own = packing_.range(parallel_->coordinates(level + 1));
-    axis.gather
-        ->all_gather(
-            whole.narrow(0, range.begin - whole_range.begin, range.numel()),
-            whole.narrow(0, own.begin - whole_range.begin, own.numel()),
-            packing_.counts(coords),
-            unit_
-        )
-        ->wait_released();  // what follows may write our part
+    stages.push_back([this,
+                      &axis,
+                      output = whole.narrow(0, range.begin - whole_range.begin, range.numel()),
+                      input = whole.narrow(0, own.begin - whole_range.begin, own.numel()),
+                      counts = packing_.counts(coords)] {
+      return axis.gather->all_gather(output, input, counts, unit_);
+    });
   }
 }
 
-void ParamGroup::publish() {
+void ParamGroup::write_runtime() {
   const c10::NoGradGuard no_grad;
-  const layout::Range own = runtime_range();
-  const layout::Range mine = update_range();
   if (!update_is_runtime_) {
+    const layout::Range own = runtime_range();
+    const layout::Range mine = update_range();
     at::Tensor slice = shard_.narrow(0, mine.begin - own.begin, mine.numel());
     slice.copy_(update_);
     counters_->published_bytes += slice.numel() * slice.element_size();
   }
-  gather_levels(shard_, own, parallel_->update_levels, parallel_->runtime_levels);
   bump_versions();
+}
+
+void ParamGroup::add_publish_stages(std::vector<StagedWork::Stage>& stages) {
+  add_gather_stages(
+      stages, shard_, runtime_range(), parallel_->update_levels, parallel_->runtime_levels
+  );
 }
 
 void ParamGroup::bump_versions() {
@@ -370,7 +380,9 @@ at::Tensor ParamGroup::gather_update(const at::Tensor& own) {
   );
   at::Tensor whole = at::empty({packing_.numel}, own.options());
   whole.narrow(0, mine.begin, mine.numel()).copy_(own);
-  gather_levels(whole, {0, packing_.numel}, parallel_->update_levels, 0);
+  std::vector<StagedWork::Stage> stages;
+  add_gather_stages(stages, whole, {0, packing_.numel}, parallel_->update_levels, 0);
+  StagedWork(std::move(stages)).wait_released();
   return whole;
 }
 

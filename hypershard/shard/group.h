@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@
 #include "hypershard/shard/parameter_part.h"
 #include "hypershard/shard/staged_work.h"
 #include "hypershard/shard/swappable_storage.h"
+#include "hypershard/shard/unit_reduction.h"
 
 namespace hypershard::shard {
 
@@ -40,6 +42,7 @@ struct GroupDtypes {
   c10::ScalarType compute{};
   c10::ScalarType reduce{};
   c10::ScalarType update{};
+  std::optional<c10::ScalarType> wire = {};  ///< only if it is not the reduce dtype
   bool operator==(const GroupDtypes&) const = default;
 };
 
@@ -50,15 +53,6 @@ enum class RuntimeMode : std::uint8_t {
   kShared,    ///< one buffer mapped by all ranks of the supernode; this rank writes its slice
 };
 std::string to_text(RuntimeMode mode);
-
-/// How a gradient buffer is reduced.
-struct ReduceOptions {
-  double divisor = 1;
-  bool cross = true;  ///< false stops before the `replicate` axis and keeps the partial sum
-  /// Leaves the result where it was reduced, if dtypes allow: it must be used up before the buffer
-  /// is given to another unit.
-  bool rest_in_buffer = false;
-};
 
 /// A piece of a logical parameter inside an update tensor. Units: elements.
 struct UpdatePiece {
@@ -80,11 +74,46 @@ struct UpdateTensor {
   std::vector<UpdatePiece> pieces;
 };
 
+/// Views of the buffers that a group's gradients pass through, each made once.
+class BufferViews {
+ public:
+  static constexpr std::size_t kMostBuffers = 1024;
+  /// Returns `numel` elements of `memory` (1-D uint8) from a byte on; valid as long as this object.
+  /// Errors: InternalError for more buffers than kMostBuffers.
+  const at::Tensor& at(
+      const at::Tensor& memory, std::int64_t offset_bytes, std::int64_t numel, c10::ScalarType dtype
+  );
+
+ private:
+  struct View {
+    const void* data = nullptr;
+    at::Tensor tensor;
+  };
+  std::deque<View> views_;
+};
+
+/// One collective of a reduction, the same every time.
+struct SumStep {
+  const DataAxis* axis = nullptr;  ///< null: nothing to sum
+  bool scatters = false;           ///< else all ranks get the whole sum
+  layout::Range range;             ///< of the packing, that this rank has afterwards
+  std::vector<std::int64_t> counts;
+};
+
+/// A reduce-scatter between supernodes that is to be started, with others or alone.
+struct SumBetween {
+  comm::ReduceSegment segment;
+  comm::Reduction how;
+  comm::Communicator* ranks = nullptr;
+};
+
 /// One group of one unit on one rank.
 ///
 /// Life cycle: constructed from the module's parameters; place_*() gives it memory and takes the
-/// parameters over; then cycles of unshard_stages / finish_unshard / reshard, gradients,
-/// reduce_stages, publish. Memory: the planes live as long as the group; see NOTE [shared planes].
+/// parameters over; then cycles of unshard_stages / finish_unshard / reshard, gradients, a
+/// reduction (begin_reduction to rest), write_runtime, publish_stages. Memory: the planes live as
+/// long as the group; see
+/// NOTE [shared planes].
 ///
 /// NOTE [shared planes]: if storage and update agree in dtype, the update tensor is a slice of the
 /// runtime shard: one memory, no publish. Threads: the rank's thread.
@@ -161,16 +190,20 @@ class ParamGroup {
   void attach(const at::Tensor& compute_bytes);
   /// Takes it away; accesses throw from now on. kResident stays.
   void detach();
-  /// Writes runtime from update parameters: cast if they are apart, gather where the update plane
-  /// is cut finer, new version for every parameter.
-  void publish();
+  /// Writes this rank's part of the runtime shard from its update parameters (cast if they are
+  /// apart), and gives every parameter a new version.
+  void write_runtime();
+  /// Stages that fill the rest of the runtime shard, where the update plane is cut finer.
+  void add_publish_stages(std::vector<StagedWork::Stage>& stages);
   void bump_versions();
 
   // --- gradient plane
 
-  /// Uses `slot` (reduce dtype, whole, packed as the parameters) for the gradients of one
-  /// accumulation.
-  void set_gradient_buffer(const at::Tensor& slot);
+  /// Uses a stretch of `memory` (1-D uint8) for the gradients of one accumulation: reduce dtype,
+  /// whole, packed as the parameters.
+  void set_gradient_buffer(const at::Tensor& memory, std::int64_t offset_bytes);
+  /// The same with the stretch itself.
+  void set_gradient_slot(const at::Tensor& slot);
   bool has_gradient_buffer() const { return slot_.defined(); }
   const at::Tensor& gradient_view(std::size_t param) const { return (*slot_views_)[param]; }
   bool written(std::size_t param) const { return written_[param] != 0; }
@@ -180,13 +213,25 @@ class ParamGroup {
   void forget_arrivals() { arrived_.assign(params_.size(), 0); }
   /// Zeroes what nobody wrote and the padding.
   void complete_gradient();
-  /// Stages that reduce the gradient buffer and leave the result as gradients of the update
-  /// tensors, in the gradient plane or in the buffer.
-  void add_reduce_stages(
-      std::vector<StagedWork::Stage>& stages,
-      const ReduceOptions& options,
-      const std::string& replicate_axis
-  );
+  /// The steps of a reduction, in order: see NOTE [steps of a reduction]. begin_reduction() decides
+  /// where the result goes; the next three start a collective each, if there is anything to sum
+  /// (sum_between() leaves a reduce-scatter to its caller); rest() leaves the sum as gradients of
+  /// the update tensors.
+  GroupReduction begin_reduction(const ReduceOptions& options);
+  void sum_inside(GroupReduction& reduction);
+  std::optional<SumBetween> sum_between(GroupReduction& reduction);
+  void sum_plan(GroupReduction& reduction);
+  void rest(GroupReduction& reduction);
+  /// Tells whether the sum inside the supernode lies outside the gradient buffer.
+  bool leaves_early(const GroupReduction& reduction) const;
+  /// Tells whether that sum should get memory of its own, so that the gradient buffer need not wait
+  /// for what lies between supernodes.
+  bool wants_slice(const ReduceOptions& options) const;
+  std::int64_t slice_bytes() const;
+  /// Bytes that its sum puts on the link between supernodes; 0 if there is none. Equal on all ranks
+  /// of the plan axes.
+  std::int64_t crossing_bytes() const;
+  void set_slice(GroupReduction& reduction, const at::Tensor& memory, std::int64_t offset_bytes);
   void drop_gradient_buffer();
   /// Returns a buffer for gradients that needs no reduction elsewhere: the gradient plane itself,
   /// if it is whole, of the same dtype and holds nothing yet.
@@ -211,23 +256,26 @@ class ParamGroup {
   at::Tensor gather_update(const at::Tensor& own);
 
  private:
-  /// Where a reduced gradient is when its last stage begins, and what that stage does with it.
-  enum class Rest : std::uint8_t {
-    kArrived,    ///< in the gradient plane already
-    kElsewhere,  ///< to be copied or added there
-    kInBuffer,   ///< to be used where it is
-  };
   std::int64_t bytes(c10::ScalarType dtype) const {
     return packing_.numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   }
   void adopt_parameters();
   void allocate_rest();
   bool gradient_is_whole() const;
-  void gather_levels(
-      const at::Tensor& whole, layout::Range whole_range, int from_level, int to_level
+  void add_gather_stages(
+      std::vector<StagedWork::Stage>& stages,
+      const at::Tensor& whole,
+      layout::Range whole_range,
+      int from_level,
+      int to_level
   );
   void make_update_tensors();
-  void finish_reduce(const at::Tensor& slice, double divisor, Rest rest);
+  void plan_reduction();
+  bool sums_at_rest() const;
+  comm::Reduction sum_or_mean(GroupReduction& reduction, bool is_last) const;
+  void zero_gradient(layout::Range range);
+  void keep_partial(const at::Tensor& sum);
+  void bring_to_rest(std::size_t index, const GroupReduction& reduction);
 
   std::string name_;
   std::string unit_;
@@ -249,11 +297,15 @@ class ParamGroup {
   at::Tensor update_;
   std::vector<UpdateTensor> updates_;
 
+  SumStep inside_;   ///< inside the supernode
+  SumStep between_;  ///< over the `replicate` axis
   struct SlotViews {
-    void* data = nullptr;
+    const void* data = nullptr;
     std::vector<at::Tensor> views;
   };
-  std::vector<SlotViews> slot_cache_;
+  std::deque<SlotViews> slot_cache_;  // referred to by address
+  BufferViews slots_;
+  BufferViews slices_;
   at::Tensor slot_;
   const std::vector<at::Tensor>* slot_views_ = nullptr;
   std::vector<char> written_;

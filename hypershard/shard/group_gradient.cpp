@@ -13,24 +13,32 @@
 
 namespace hypershard::shard {
 
-namespace {
-
-void zero(const at::Tensor& flat, Counters* counters) {
-  const std::int64_t bytes = flat.numel() * flat.element_size();
-  if (bytes > 0) {
-    std::memset(
-        flat.mutable_data_ptr(), 0, static_cast<std::size_t>(bytes)
-    );  // zero bits are zero in every dtype
-    counters->zeroed_bytes += bytes;
+// A group meets the few buffers of its unit again and again; views of them are made once.
+const at::Tensor& BufferViews::at(
+    const at::Tensor& memory, std::int64_t offset_bytes, std::int64_t numel, c10::ScalarType dtype
+) {
+  const void* data = static_cast<const std::byte*>(memory.const_data_ptr()) + offset_bytes;
+  for (const View& cached : views_) {
+    if (cached.data == data && cached.tensor.numel() == numel) {
+      return cached.tensor;
+    }
   }
+  HS_ASSERT(
+      views_.size() < kMostBuffers,
+      "shard: a group met more buffers than there can be for gradients"
+  );
+  views_.push_back({.data = data, .tensor = typed_view(memory, offset_bytes, numel, dtype)});
+  return views_.back().tensor;
 }
 
-}  // namespace
+void ParamGroup::set_gradient_buffer(const at::Tensor& memory, std::int64_t offset_bytes) {
+  set_gradient_slot(slots_.at(memory, offset_bytes, packing_.numel, dtypes_.reduce));
+}
 
-void ParamGroup::set_gradient_buffer(const at::Tensor& slot) {
+void ParamGroup::set_gradient_slot(const at::Tensor& slot) {
   slot_ = slot;
   written_.assign(params_.size(), 0);
-  void* data = slot.mutable_data_ptr();
+  const void* data = slot_.const_data_ptr();
   for (const SlotViews& cached : slot_cache_) {
     if (cached.data == data) {
       slot_views_ = &cached.views;
@@ -39,28 +47,32 @@ void ParamGroup::set_gradient_buffer(const at::Tensor& slot) {
   }
   SlotViews fresh{.data = data, .views = {}};
   for (const layout::Segment& segment : packing_.segments) {
-    fresh.views.push_back(slot.narrow(0, segment.offset, segment.numel).view(segment.shape));
+    fresh.views.push_back(slot_.narrow(0, segment.offset, segment.numel).view(segment.shape));
   }
-  slot_cache_.reserve(64);  // views are referred to by address
-  HS_ASSERT(
-      slot_cache_.size() < 64,
-      "shard: group '",
-      name_,
-      "' met more gradient buffers than there can be"
-  );
   slot_cache_.push_back(std::move(fresh));
   slot_views_ = &slot_cache_.back().views;
+}
+
+void ParamGroup::zero_gradient(layout::Range range) {
+  const auto item = static_cast<std::int64_t>(slot_.element_size());
+  if (range.numel() > 0) {
+    auto* data = static_cast<std::byte*>(slot_.mutable_data_ptr()) + range.begin * item;
+    // Zero bits are zero in every dtype.
+    std::memset(data, 0, static_cast<std::size_t>(range.numel() * item));
+    counters_->zeroed_bytes += range.numel() * item;
+  }
 }
 
 void ParamGroup::complete_gradient() {
   for (std::size_t i = 0; i < params_.size(); ++i) {
     if (written_[i] == 0) {
-      zero(slot_.narrow(0, packing_.segments[i].offset, packing_.segments[i].numel), counters_);
+      const layout::Segment& segment = packing_.segments[i];
+      zero_gradient({segment.offset, segment.offset + segment.numel});
       written_[i] = 1;
     }
   }
   for (const layout::Range& gap : gaps_) {
-    zero(slot_.narrow(0, gap.begin, gap.numel()), counters_);
+    zero_gradient(gap);
   }
 }
 
@@ -100,124 +112,160 @@ at::Tensor ParamGroup::whole_rest() {
   return rest_;
 }
 
-// NOLINTNEXTLINE(readability-function-size): one loop over steps that share where the sum lies
-void ParamGroup::add_reduce_stages(
-    std::vector<StagedWork::Stage>& stages,
-    const ReduceOptions& options,
-    const std::string& replicate_axis
-) {
-  const bool stays =
-      options.rest_in_buffer && dtypes_.reduce == dtypes_.update && gradient_is_fresh();
-  if (!stays) {
-    allocate_rest();
-  }
-  // Decided when the reduction starts; the user may drop or keep gradients only between steps.
-  const bool fresh = !stays && gradient_is_fresh() &&
-                     c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
-  const auto reduced_bytes = slot_.numel() * slot_.element_size();
-  const at::Tensor slot = slot_;
-
-  struct Step {
-    const DataAxis* axis;
-    bool scatter;
-    int level;
-  };
-  std::vector<Step> inner;
-  std::vector<Step> outer;
-  const auto add = [&](const DataAxis& axis, bool scatter, int level) {
-    if (axis.size > 1) {
-      (axis.name == replicate_axis ? outer : inner).push_back({&axis, scatter, level});
-    }
-  };
+// Inner axes first: a sum must be complete inside the supernode before it crosses.
+void ParamGroup::plan_reduction() {
+  inside_.range = {0, packing_.numel};
   for (int level = 0; level < parallel_->gradient_levels; ++level) {
-    add(parallel_->cuts[static_cast<std::size_t>(level)], true, level);
+    const DataAxis& axis = parallel_->cuts[static_cast<std::size_t>(level)];
+    SumStep& step = axis.name == parallel_->replicate_axis ? between_ : inside_;
+    if (axis.size > 1) {
+      step = {
+          .axis = &axis,
+          .scatters = true,
+          .range = packing_.range(parallel_->coordinates(level + 1)),
+          .counts = packing_.counts(parallel_->coordinates(level))
+      };
+    }
   }
   for (const DataAxis& axis : parallel_->summed) {
-    add(axis, false, 0);
-  }
-
-  layout::Range here{0, packing_.numel};
-  at::Tensor current = slot;
-  bool in_rest = !stays && rest_.data_ptr() == slot.data_ptr() && packing_.numel > 0;
-  bool divided = false;  // by the collective that brings the sum to rest, at no pass of its own
-  const auto run = [&](const Step& step, bool last) {
-    const bool divides = last && plan_reduce_ == nullptr;
-    const layout::Range before = here;
-    at::Tensor input = current;
-    if (step.scatter) {
-      here = packing_.range(parallel_->coordinates(step.level + 1));
+    SumStep& step = axis.name == parallel_->replicate_axis ? between_ : inside_;
+    if (axis.size > 1) {
+      step.axis = &axis;
     }
-    const comm::Reduction reduction{comm::ReduceOp::kSum, divides ? options.divisor : 1};
-    divided = divides;
-    if (!step.scatter) {
-      stages.push_back([this, axis = step.axis, input, reduction] {
-        return axis->reduce->all_reduce(input, reduction, unit_);
-      });
-      return;
-    }
-    const bool to_rest = last && fresh;
-    current = to_rest ? rest_ : input.narrow(0, here.begin - before.begin, here.numel());
-    in_rest = to_rest;
-    stages.push_back([this,
-                      axis = step.axis,
-                      input,
-                      output = current,
-                      reduction,
-                      counts = packing_.counts(parallel_->coordinates(step.level))] {
-      return axis->reduce->reduce_scatter(output, input, counts, reduction, unit_);
-    });
-  };
-
-  counters_->reduced_bytes += reduced_bytes;
-  for (std::size_t i = 0; i < inner.size(); ++i) {
-    run(inner[i], outer.empty() && !partial_live_ && i + 1 == inner.size());
   }
-  if (!options.cross && !outer.empty()) {
-    stages.push_back([this, current] {
-      const c10::NoGradGuard no_grad;
-      const auto moved = current.numel() * current.element_size();
-      if (partial_live_) {
-        partial_.add_(current);
-        counters_->accumulated_bytes += moved;
-      } else {
-        if (!partial_.defined()) {
-          partial_ = at::empty({current.numel()}, at::TensorOptions().dtype(dtypes_.update));
-        }
-        partial_.copy_(current);
-        counters_->copied_bytes += moved;
-      }
-      partial_live_ = true;
-      return comm::WorkPtr();
-    });
+  if (!between_.scatters) {
+    between_.range = inside_.range;
+  }
+}
+
+bool ParamGroup::wants_slice(const ReduceOptions& options) const {
+  return inside_.scatters && between_.axis != nullptr && options.cross &&
+         !(sums_at_rest() && !options.rest_in_buffer && gradient_is_fresh());
+}
+
+std::int64_t ParamGroup::slice_bytes() const {
+  const std::int64_t pieces = inside_.axis == nullptr ? 1 : inside_.axis->size;
+  const std::int64_t numel = std::max(inside_.range.numel(), (buffer_numel_ + pieces - 1) / pieces);
+  return numel * static_cast<std::int64_t>(c10::elementSize(dtypes_.reduce));
+}
+
+std::int64_t ParamGroup::crossing_bytes() const {
+  if (between_.axis == nullptr) {
+    return 0;
+  }
+  const std::int64_t pieces = inside_.scatters ? inside_.axis->size : 1;
+  return (buffer_numel_ + pieces - 1) / pieces *
+         static_cast<std::int64_t>(c10::elementSize(dtypes_.wire.value_or(dtypes_.reduce)));
+}
+
+// Where the gradient plane lies like the sum inside the supernode, all that follows is in place.
+bool ParamGroup::sums_at_rest() const {
+  return !between_.scatters && dtypes_.reduce == dtypes_.update;
+}
+
+void ParamGroup::set_slice(
+    GroupReduction& reduction, const at::Tensor& memory, std::int64_t offset_bytes
+) {
+  reduction.slice = slices_.at(memory, offset_bytes, inside_.range.numel(), dtypes_.reduce);
+}
+
+GroupReduction ParamGroup::begin_reduction(const ReduceOptions& options) {
+  GroupReduction reduction;
+  reduction.group = this;
+  reduction.sum = slot_;
+  reduction.divisor = options.divisor;
+  // Decided when the reduction starts; the user may drop or keep gradients only between steps.
+  const bool empty = gradient_is_fresh();
+  if (!options.cross && between_.axis != nullptr) {
+    reduction.rest = Rest::kPartial;
+    return reduction;
+  }
+  if (options.rest_in_buffer && dtypes_.reduce == dtypes_.update && empty) {
+    reduction.rest = Rest::kInBuffer;
+    return reduction;
+  }
+  allocate_rest();
+  reduction.fresh = empty && c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
+  const bool is_there = packing_.numel > 0 && rest_.const_data_ptr() == slot_.const_data_ptr();
+  reduction.rest = is_there ? Rest::kArrived : Rest::kElsewhere;
+  return reduction;
+}
+
+comm::Reduction ParamGroup::sum_or_mean(GroupReduction& reduction, bool is_last) const {
+  const double divisor = is_last ? std::exchange(reduction.divisor, 1) : 1;
+  return {comm::ReduceOp::kSum, divisor};
+}
+
+void ParamGroup::sum_inside(GroupReduction& reduction) {
+  counters_->reduced_bytes += slot_.numel() * static_cast<std::int64_t>(slot_.element_size());
+  if (inside_.axis == nullptr) {
     return;
   }
+  comm::Communicator& ranks = *inside_.axis->reduce;
+  const bool crosses = between_.axis != nullptr && reduction.rest != Rest::kPartial;
+  const bool is_last = between_.axis == nullptr && plan_reduce_ == nullptr;
+  const comm::Reduction how = sum_or_mean(reduction, is_last);
+  if (!inside_.scatters) {
+    reduction.work = ranks.all_reduce(slot_, how, unit_);
+    return;
+  }
+  if (reduction.fresh && (!crosses || (sums_at_rest() && !partial_live_))) {
+    reduction.sum = rest_;
+    reduction.rest = Rest::kArrived;
+  } else if (reduction.slice.defined()) {
+    reduction.sum = reduction.slice;
+  } else {
+    reduction.sum = slot_.narrow(0, inside_.range.begin, inside_.range.numel());
+  }
+  reduction.work = ranks.reduce_scatter(reduction.sum, slot_, inside_.counts, how, unit_);
+}
+
+std::optional<SumBetween> ParamGroup::sum_between(GroupReduction& reduction) {
+  if (between_.axis == nullptr || reduction.rest == Rest::kPartial) {
+    return std::nullopt;
+  }
   if (partial_live_) {
-    stages.push_back([this, current] {
-      const c10::NoGradGuard no_grad;
-      at::Tensor slice = current;
-      slice.add_(partial_);
-      counters_->accumulated_bytes += slice.numel() * slice.element_size();
-      partial_live_ = false;
-      return comm::WorkPtr();
-    });
+    const c10::NoGradGuard no_grad;
+    reduction.sum.add_(partial_);
+    counters_->accumulated_bytes +=
+        reduction.sum.numel() * static_cast<std::int64_t>(reduction.sum.element_size());
+    partial_live_ = false;
   }
-  for (std::size_t i = 0; i < outer.size(); ++i) {
-    run(outer[i], i + 1 == outer.size());
+  comm::Communicator& ranks = *between_.axis->reduce;
+  comm::Reduction how = sum_or_mean(reduction, plan_reduce_ == nullptr);
+  how.wire = dtypes_.wire;
+  if (!between_.scatters) {
+    reduction.work = ranks.all_reduce(reduction.sum, how, unit_);
+    return std::nullopt;
   }
-  if (plan_reduce_ != nullptr) {
-    counters_->plan_reduced_bytes += current.numel() * current.element_size();
-    stages.push_back(
-        [this, current, reduction = comm::Reduction{comm::ReduceOp::kSum, options.divisor}] {
-          return plan_reduce_->all_reduce(current, reduction, unit_);
-        }
-    );
-    divided = true;
+  const at::Tensor input = reduction.sum;
+  if (reduction.fresh) {
+    reduction.sum = rest_;
+    reduction.rest = Rest::kArrived;
+  } else {
+    reduction.sum =
+        input.narrow(0, between_.range.begin - inside_.range.begin, between_.range.numel());
   }
-  const Rest rest = stays ? Rest::kInBuffer : in_rest ? Rest::kArrived : Rest::kElsewhere;
-  stages.push_back([this, current, left = divided ? 1 : options.divisor, rest] {
-    finish_reduce(current, left, rest);
-    return comm::WorkPtr();
-  });
+  return SumBetween{
+      .segment = {.output = reduction.sum, .input = input, .counts = between_.counts},
+      .how = how,
+      .ranks = &ranks
+  };
+}
+
+void ParamGroup::sum_plan(GroupReduction& reduction) {
+  if (plan_reduce_ == nullptr || reduction.rest == Rest::kPartial) {
+    return;
+  }
+  counters_->plan_reduced_bytes +=
+      reduction.sum.numel() * static_cast<std::int64_t>(reduction.sum.element_size());
+  reduction.work =
+      plan_reduce_->all_reduce(reduction.sum, sum_or_mean(reduction, /*is_last=*/true), unit_);
+}
+
+bool ParamGroup::leaves_early(const GroupReduction& reduction) const {
+  return inside_.axis != nullptr && inside_.scatters &&
+         (reduction.slice.defined() || reduction.rest == Rest::kArrived);
 }
 
 void ParamGroup::drop_reduced() {
@@ -228,39 +276,59 @@ void ParamGroup::drop_reduced() {
   partial_live_ = false;
 }
 
-// Division comes last and once, after the sum over all axes: the order is part of the numerics.
-void ParamGroup::finish_reduce(const at::Tensor& slice, double divisor, Rest rest) {
-  const c10::NoGradGuard no_grad;
-  at::Tensor sum = slice;
-  if (divisor != 1.0) {
-    sum.div_(divisor);
+void ParamGroup::keep_partial(const at::Tensor& sum) {
+  const auto moved = sum.numel() * static_cast<std::int64_t>(sum.element_size());
+  if (partial_live_) {
+    partial_.add_(sum);
+    counters_->accumulated_bytes += moved;
+    return;
   }
-  const layout::Range plane = gradient_range();
+  if (!partial_.defined()) {
+    partial_ = at::empty({sum.numel()}, at::TensorOptions().dtype(dtypes_.update));
+  }
+  partial_.copy_(sum);
+  counters_->copied_bytes += moved;
+  partial_live_ = true;
+}
+
+// Division comes last and once, after the sum over all axes: the order is part of the numerics.
+void ParamGroup::rest(GroupReduction& reduction) {
+  const c10::NoGradGuard no_grad;
+  if (reduction.rest == Rest::kPartial) {
+    keep_partial(reduction.sum);
+    return;
+  }
+  if (reduction.divisor != 1.0) {
+    reduction.sum.div_(reduction.divisor);
+  }
   for (std::size_t i = 0; i < updates_.size(); ++i) {
-    const UpdateTensor& update = updates_[i];
-    at::Tensor tensor = update.tensor;
-    if (rest == Rest::kArrived) {
+    if (reduction.rest == Rest::kArrived) {
+      at::Tensor tensor = updates_[i].tensor;
       tensor.mutable_grad() = rest_of_[i];
-      continue;
-    }
-    const at::Tensor part = sum.narrow(
-        0, update.range.numel() == 0 ? 0 : update.range.begin - plane.begin, update.range.numel()
-    );
-    if (rest == Rest::kInBuffer) {
-      tensor.mutable_grad() = flat_tensor(
-          part.mutable_data_ptr(), part.numel(), dtypes_.update, std::make_shared<at::Tensor>(part)
-      );
-      continue;
-    }
-    const auto moved = part.numel() * part.element_size();
-    if (tensor.grad().defined()) {
-      tensor.mutable_grad().add_(part);
-      counters_->accumulated_bytes += moved;
     } else {
-      rest_of_[i].copy_(part);
-      counters_->copied_bytes += moved;
-      tensor.mutable_grad() = rest_of_[i];
+      bring_to_rest(i, reduction);
     }
+  }
+}
+
+void ParamGroup::bring_to_rest(std::size_t index, const GroupReduction& reduction) {
+  const UpdateTensor& update = updates_[index];
+  at::Tensor tensor = update.tensor;
+  const std::int64_t begin =
+      update.range.numel() == 0 ? 0 : update.range.begin - between_.range.begin;
+  const at::Tensor part = reduction.sum.narrow(0, begin, update.range.numel());
+  const auto moved = part.numel() * static_cast<std::int64_t>(part.element_size());
+  if (reduction.rest == Rest::kInBuffer) {
+    tensor.mutable_grad() = flat_tensor(
+        part.mutable_data_ptr(), part.numel(), dtypes_.update, std::make_shared<at::Tensor>(part)
+    );
+  } else if (tensor.grad().defined()) {
+    tensor.mutable_grad().add_(part);
+    counters_->accumulated_bytes += moved;
+  } else {
+    rest_of_[index].copy_(part);
+    counters_->copied_bytes += moved;
+    tensor.mutable_grad() = rest_of_[index];
   }
 }
 

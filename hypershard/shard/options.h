@@ -29,6 +29,9 @@ struct MixedPrecision {
   std::optional<c10::ScalarType> compute = {};
   /// Unsharded gradients: what is written and summed over ranks.
   std::optional<c10::ScalarType> reduce = {};
+  /// Gradients between supernodes: bf16 rounds the sum of each supernode once; they are summed in
+  /// fp32 all the same. Unset: the reduce dtype.
+  std::optional<c10::ScalarType> wire = {};
   /// Update parameters, their gradients and optimizer state.
   std::optional<c10::ScalarType> update = {};
   /// Floating results of the root's forward; unset: left alone.
@@ -93,6 +96,9 @@ struct FullyShardOptions {
   int forward_prefetch = 1;   ///< units whose unshard is started ahead of need, forward
   int backward_prefetch = 1;  ///< the same, backward
   int gradient_buffers = 2;   ///< units whose reduction may be in flight at once
+  /// Bytes that the units of a bucket put on the link between supernodes, at least: 0 is one unit a
+  /// bucket. Unset: so many that the link's measured latency is a tenth of their time.
+  std::optional<std::int64_t> bucket_bytes = {};
   Share share = Share::kAuto;
   InitialValues initial_values = InitialValues::kCheckEqual;
   ReshardDebug reshard_debug = ReshardDebug::kThrow;  ///< HS_DEBUG_RESHARD=nan turns kNan on

@@ -161,6 +161,7 @@ void ShardedModel::zero_grad() const {
 
 at::Tensor ShardedModel::full_parameter(std::string_view name) const {
   const Place place = find_parameter(*engine_, name);
+  engine_->finish_publishes();
   return cut_out(*engine_, place, place.group->gather_update(place.group->update_plane()));
 }
 
@@ -171,6 +172,7 @@ at::Tensor ShardedModel::full_gradient(std::string_view name) const {
   if (group.gradient_is_fresh()) {
     return {};
   }
+  engine_->finish_publishes();
   const layout::Range mine = group.update_range();
   at::Tensor own = at::zeros({mine.numel()}, group.update_plane().options());
   for (const UpdateTensor& update : group.updates()) {

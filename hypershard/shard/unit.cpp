@@ -39,6 +39,12 @@ bool Unit::has_frozen() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return !g->trainable(); });
 }
 
+bool Unit::shares_memory() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) {
+    return g->mode() == RuntimeMode::kShared;
+  });
+}
+
 void Unit::start_unshard() {
   if (state_ != UnitState::kSharded) {
     return;
@@ -134,10 +140,36 @@ void Unit::reshard() {
   ++counters_->reshards;
 }
 
+void Unit::write_runtime() {
+  for (const auto& group : groups_) {
+    group->write_runtime();
+  }
+}
+
+comm::WorkPtr Unit::start_publish() {
+  auto work = std::make_shared<WorkSet>();
+  for (const auto& group : groups_) {
+    std::vector<StagedWork::Stage> stages;
+    group->add_publish_stages(stages);
+    work->add(std::move(stages));
+  }
+  work->start();
+  return work;
+}
+
 std::int64_t Unit::gradient_bytes() const {
   std::int64_t total = 0;
   for (const auto& group : groups_) {
     total += group->trainable() ? align_bytes(group->gradient_buffer_bytes()) : 0;
+  }
+  return total;
+}
+
+std::int64_t Unit::slice_bytes(const ReduceOptions& options) const {
+  std::int64_t total = 0;
+  for (const auto& group : groups_) {
+    const bool wants = group->trainable() && group->wants_slice(options);
+    total += wants ? align_bytes(group->slice_bytes()) : 0;
   }
   return total;
 }
@@ -157,7 +189,7 @@ void Unit::take_gradient_buffer(GradientBuffers& buffers, bool held) {
       const at::Tensor rest = group->whole_rest();
       all_at_rest = all_at_rest && rest.defined();
       if (rest.defined()) {
-        group->set_gradient_buffer(rest);
+        group->set_gradient_slot(rest);
       }
     }
   }
@@ -179,38 +211,47 @@ void Unit::take_gradient_buffer(GradientBuffers& buffers, bool held) {
   for (const auto& group : groups_) {
     if (group->trainable()) {
       if (!group->has_gradient_buffer()) {
-        group->set_gradient_buffer(
-            typed_view(memory, at, group->packing().numel, group->dtypes().reduce)
-        );
+        group->set_gradient_buffer(memory, at);
       }
       at += align_bytes(group->gradient_buffer_bytes());
     }
   }
 }
 
-comm::WorkPtr Unit::start_reduce(
-    GradientBuffers& buffers, const ReduceOptions& options, const std::string& replicate_axis
+std::shared_ptr<UnitReduction> Unit::start_reduce(
+    GradientBuffers& buffers, GradientBuffers& slices, const ReduceOptions& options
 ) {
-  auto work = std::make_shared<WorkSet>();
+  auto reduction = std::make_shared<UnitReduction>(this);
   for (const auto& group : groups_) {
     if (group->trainable()) {
       group->complete_gradient();
-      std::vector<StagedWork::Stage> stages;
-      group->add_reduce_stages(stages, options, replicate_axis);
-      work->add(std::move(stages));
+      reduction->groups().push_back(group->begin_reduction(options));
     }
+  }
+  if (const std::int64_t bytes = slice_bytes(options); bytes > 0) {
+    GradientBuffers::Buffer* const slice = slices.acquire(bytes);
+    std::int64_t at = 0;
+    for (GroupReduction& each : reduction->groups()) {
+      if (each.group->wants_slice(options)) {
+        each.group->set_slice(each, slice->bytes, at);
+        at += align_bytes(each.group->slice_bytes());
+      }
+    }
+    slices.release(slice, reduction);
+  }
+  reduction->start_inside();
+  for (const auto& group : groups_) {
     group->drop_gradient_buffer();
   }
-  work->start();
   if (buffer_ != nullptr) {
-    buffers.release(std::exchange(buffer_, nullptr), work);
+    buffers.release(std::exchange(buffer_, nullptr), reduction);
   } else {
-    held_last_ = work;
+    held_last_ = reduction;
   }
   has_gradients_ = false;
   reduced = true;
   ++counters_->reductions;
-  return work;
+  return reduction;
 }
 
 void Unit::forget_gradients(GradientBuffers& buffers) {

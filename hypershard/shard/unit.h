@@ -12,6 +12,7 @@
 #include "hypershard/shard/gradient_buffers.h"
 #include "hypershard/shard/group.h"
 #include "hypershard/shard/staged_work.h"
+#include "hypershard/shard/unit_reduction.h"
 
 namespace hypershard::shard {
 
@@ -48,6 +49,8 @@ class Unit {
   bool gathers() const;
   bool has_trainable() const;
   bool has_frozen() const;
+  /// Tells whether some group lies in memory that other ranks write.
+  bool shares_memory() const;
 
   // --- parameters
   /// Starts to make the unit whole; nothing if it is or is under way.
@@ -59,15 +62,23 @@ class Unit {
   /// Drives an unshard without blocking; true once finish_unshard() would not wait.
   bool advance_unshard() { return !unshard_ || unshard_->test(); }
 
+  // --- publishing; see NOTE [publishing]
+  /// Writes this rank's part of the runtime parameters from its update parameters.
+  void write_runtime();
+  /// Starts to gather what other ranks' update parameters say of it.
+  comm::WorkPtr start_publish();
+
   // --- gradients
   std::int64_t gradient_bytes() const;
+  /// Bytes of a buffer for the sums that cross supernodes, 0 if there are none.
+  std::int64_t slice_bytes(const ReduceOptions& options) const;
   bool has_gradients() const { return has_gradients_; }
   /// Takes a buffer for the gradients of this accumulation; `held` makes it private, for
   /// micro-batches without reduction.
   void take_gradient_buffer(GradientBuffers& buffers, bool held);
-  /// Starts the reduction and gives the buffer back.
-  comm::WorkPtr start_reduce(
-      GradientBuffers& buffers, const ReduceOptions& options, const std::string& replicate_axis
+  /// Starts the reduction and gives the buffer back; `slices` are for sums that cross supernodes.
+  std::shared_ptr<UnitReduction> start_reduce(
+      GradientBuffers& buffers, GradientBuffers& slices, const ReduceOptions& options
   );
   void forget_gradients(GradientBuffers& buffers);
 
@@ -99,7 +110,8 @@ class Unit {
   bool has_gradients_ = false;
   GradientBuffers::Buffer* buffer_ = nullptr;
   at::Tensor held_;  // private buffer of micro-batches without reduction; kept once allocated
-  comm::WorkPtr held_last_;  // the reduction that last read it, or a gradient plane used as buffer
+  // What last read it, or a gradient plane used as buffer.
+  std::shared_ptr<UnitReduction> held_last_;
 };
 
 }  // namespace hypershard::shard

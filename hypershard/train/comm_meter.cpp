@@ -39,10 +39,26 @@ void CommMeter::add(const comm::Communicator* communicator) {
 }
 
 std::int64_t CommMeter::exposed_ns() const {
-  std::int64_t sum = 0;
+  return exposed_ns(layout::Tier::kIntra) + exposed_ns(layout::Tier::kInter);
+}
+
+std::int64_t CommMeter::exposed_ns(layout::Tier tier) const {
+  const comm::CommStats sum = stats(tier);
+  return sum.wait_ns + sum.reduce_ns;
+}
+
+comm::CommStats CommMeter::stats(layout::Tier tier) const {
+  comm::CommStats sum;
   for (const comm::Communicator* communicator : communicators_) {
-    const comm::CommStats stats = communicator->stats();
-    sum += stats.wait_ns + stats.reduce_ns;
+    if (communicator->info().tier == tier) {
+      const comm::CommStats own = communicator->stats();
+      sum.wait_ns += own.wait_ns;
+      sum.reduce_ns += own.reduce_ns;
+      sum.staged_bytes += own.staged_bytes;
+      sum.busy_ns += own.busy_ns;
+      sum.sent_bytes += own.sent_bytes;
+      sum.received_bytes += own.received_bytes;
+    }
   }
   return sum;
 }

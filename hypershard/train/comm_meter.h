@@ -27,6 +27,11 @@ class CommMeter {
 
   /// Returns nanoseconds since birth of the communicators.
   std::int64_t exposed_ns() const;
+  /// The same of communicators on one tier.
+  std::int64_t exposed_ns(layout::Tier tier) const;
+  /// Returns what communicators on one tier have counted and timed, all together; times during
+  /// which several of them were busy count more than once.
+  comm::CommStats stats(layout::Tier tier) const;
 
  private:
   void add(const comm::Communicator* communicator);

@@ -30,6 +30,7 @@ constexpr Part kParts[] = {
     {"batch", TraceLane::kData, ""},
     {"wait for the write window", TraceLane::kWait, "write window"},
     {"publish", TraceLane::kPublish, ""},
+    {"wait for published parameters", TraceLane::kWait, "publish"},
     {"wait for parameters", TraceLane::kWait, "unshard"},
     {"forward", TraceLane::kCompute, "forward"},
     {"backward", TraceLane::kCompute, "backward"},
@@ -79,7 +80,7 @@ std::string without_index(const std::string& path) {
 }
 
 double* column_of(ModuleTime& module, TraceLane lane, std::string_view what) {
-  if (lane == TraceLane::kWait && (what == "unshard" || what == "reduce")) {
+  if (lane == TraceLane::kWait && (what == "unshard" || what == "publish" || what == "reduce")) {
     return &module.wait_ms;
   }
   if (lane == TraceLane::kCompute) {

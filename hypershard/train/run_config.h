@@ -67,6 +67,7 @@ struct ParallelSection {
   int forward_prefetch = 1;
   int backward_prefetch = 1;
   int gradient_buffers = 2;
+  std::int64_t bucket_bytes = -1;  ///< -1: from the measured link
   shard::Share share = shard::Share::kAuto;
   comm::Backend backend = comm::Backend::kAuto;
   int supernodes = 0;    ///< 0: by host
@@ -81,6 +82,7 @@ struct PrecisionSection {
   std::string compute = "auto";
   std::string storage = "auto";
   std::string reduce = "auto";
+  std::string wire = "auto";
   std::string update = "auto";
   std::string output = "auto";
 };

@@ -45,8 +45,20 @@ class Planner {
       int to_level
   ) const;
   void add_unshard(std::vector<PlannedCollective>& out, Phase phase, const shard::Unit& unit) const;
+  /// Where in the list the crossings of one backward are, by what goes together.
+  using Crossings = std::map<std::string, std::size_t>;
   void add_reduce(
-      std::vector<PlannedCollective>& out, const shard::Unit& unit, bool crosses_replicas
+      std::vector<PlannedCollective>& out,
+      Crossings& crossings,
+      const shard::Unit& unit,
+      bool crosses_replicas
+  ) const;
+  void add_crossing(
+      std::vector<PlannedCollective>& out,
+      Crossings& crossings,
+      const shard::Unit& unit,
+      const shard::ParamGroup& group,
+      int level
   ) const;
   void add(
       std::vector<PlannedCollective>& out,
@@ -61,6 +73,7 @@ class Planner {
   void add_plan_reduce(std::vector<PlannedCollective>& out, const shard::ParamGroup& group) const;
   MemoryPlan plan_memory() const;
   std::int64_t gradient_buffer_bytes() const;
+  std::int64_t slice_bytes() const;
   bool uses_up_gradients(const shard::ParamGroup& group) const;
   std::int64_t unsharded_bytes() const;
 
@@ -149,7 +162,10 @@ void Planner::add_unshard(std::vector<PlannedCollective>& out, Phase phase, cons
 }
 
 void Planner::add_reduce(
-    std::vector<PlannedCollective>& out, const shard::Unit& unit, bool crosses_replicas
+    std::vector<PlannedCollective>& out,
+    Crossings& crossings,
+    const shard::Unit& unit,
+    bool crosses_replicas
 ) const {
   for (const auto& group : unit.groups()) {
     if (!group->trainable()) {
@@ -158,7 +174,11 @@ void Planner::add_reduce(
     const std::int64_t item = item_bytes(group->dtypes().reduce);
     for (int level = 0; level < parallel().gradient_levels; ++level) {
       const shard::DataAxis& axis = parallel().cuts[static_cast<std::size_t>(level)];
-      if (axis.size > 1 && (crosses_replicas || axis.name != "replicate")) {
+      if (axis.size > 1 && axis.name == parallel().replicate_axis) {
+        if (crosses_replicas) {
+          add_crossing(out, crossings, unit, *group, level);
+        }
+      } else if (axis.size > 1) {
         const std::int64_t bytes =
             group->packing().range(parallel().coordinates(level)).numel() * item;
         add(out,
@@ -185,6 +205,33 @@ void Planner::add_reduce(
     if (crosses_replicas || !has_outer_reduction()) {
       add_plan_reduce(out, *group);
     }
+  }
+}
+
+// The units of a bucket cross together, in a collective for each kind of group: NOTE [buckets].
+void Planner::add_crossing(
+    std::vector<PlannedCollective>& out,
+    Crossings& crossings,
+    const shard::Unit& unit,
+    const shard::ParamGroup& group,
+    int level
+) const {
+  const shard::DataAxis& axis = parallel().cuts[static_cast<std::size_t>(level)];
+  const shard::GroupDtypes& dtypes = group.dtypes();
+  const c10::ScalarType wire = dtypes.wire.value_or(dtypes.reduce);
+  const std::int64_t bytes =
+      group.packing().range(parallel().coordinates(level)).numel() * item_bytes(wire);
+  const std::string& bucket = engine_.buckets().name_of(unit.index());
+  const std::string kind = concat_text(
+      bucket, '/', dtype_word(wire), '/', dtype_word(dtypes.update), group.reduce_axes().empty()
+  );
+  const auto [at, is_new] = crossings.try_emplace(kind, out.size());
+  const std::string& ranks = axis.reduce->info().name;
+  add(out, Phase::kReduce, comm::Op::kReduceScatter, axis, ranks, bucket, bytes);
+  if (!is_new) {
+    out[at->second].payload_bytes += out.back().payload_bytes;
+    out[at->second].sent_bytes += out.back().sent_bytes;
+    out.pop_back();
   }
 }
 
@@ -233,12 +280,13 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
     for (const auto& unit : units) {
       add_unshard(out, Phase::kForward, *unit);
     }
+    Crossings crossings;
     for (std::size_t i = units.size(); i-- > 0;) {
       if (units[i]->reshard_after_forward) {
         add_unshard(out, Phase::kBackward, *units[i]);
       }
       if (is_last || config_.batch.sync != Sync::kLast) {
-        add_reduce(out, *units[i], is_last || config_.batch.sync != Sync::kInner);
+        add_reduce(out, crossings, *units[i], is_last || config_.batch.sync != Sync::kInner);
       }
     }
   }
@@ -261,7 +309,22 @@ std::int64_t Planner::gradient_buffer_bytes() const {
   for (const auto& [bytes, count] : units_of_size) {
     const int held =
         config_.batch.sync == Sync::kLast && config_.batch.accumulation > 1 ? count : 0;
-    sum += bytes * std::max(held, std::min(count, config_.parallel.gradient_buffers));
+    sum += bytes * std::max(held, std::min(count, engine_.gradient_buffer_depth()));
+  }
+  return sum + slice_bytes();
+}
+
+// Sums inside a supernode on their way to the others.
+std::int64_t Planner::slice_bytes() const {
+  const bool adds_up = config_.batch.accumulation > 1 && config_.batch.sync == Sync::kEvery;
+  const bool in_place = adds_up || config_.optimizer.step_in_backward;
+  std::map<std::int64_t, int> units_of_size;
+  for (const auto& unit : engine_.units()) {
+    ++units_of_size[unit->slice_bytes({.rest_in_buffer = in_place})];
+  }
+  std::int64_t sum = 0;
+  for (const auto& [bytes, count] : units_of_size) {
+    sum += bytes * std::min(count, engine_.slice_depth());
   }
   return sum;
 }

@@ -125,6 +125,7 @@ shard::FullyShardOptions shard_options(const RunConfig& config) {
       .storage = dtype_of(config.precision.storage),
       .compute = dtype_of(config.precision.compute),
       .reduce = dtype_of(config.precision.reduce),
+      .wire = dtype_of(config.precision.wire),
       .update = dtype_of(config.precision.update),
       .output = dtype_of(config.precision.output)
   };
@@ -132,6 +133,9 @@ shard::FullyShardOptions shard_options(const RunConfig& config) {
   options.forward_prefetch = parallel.forward_prefetch;
   options.backward_prefetch = parallel.backward_prefetch;
   options.gradient_buffers = parallel.gradient_buffers;
+  if (parallel.bucket_bytes >= 0) {
+    options.bucket_bytes = parallel.bucket_bytes;
+  }
   options.share = parallel.share;
   return options;
 }

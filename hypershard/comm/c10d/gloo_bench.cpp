@@ -3,7 +3,9 @@
 //   comm_c10d_gloo_bench [--ranks 2] [--mib 64] [--rounds 15]
 //
 // Results are checked first; then ours and theirs take turns. Times are of the whole collective on
-// rank 0.
+// rank 0. Buckets are reduce-scatters of several segments: fused, and one by one. Across hosts or
+// network namespaces start the ranks by hand, with RANK, MASTER_ADDR, MASTER_PORT and
+// GLOO_SOCKET_IFNAME.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "hypershard/comm/c10d/gloo_communicator.h"
+#include "hypershard/comm/link.h"
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/process.h"
@@ -82,6 +85,7 @@ struct Candidate {
   std::function<void()> run;
   std::function<bool()> is_right;
   std::vector<double> times_ms = {};
+  CommStats moved = {};
 };
 
 class Bench {
@@ -97,6 +101,7 @@ class Bench {
       const at::Tensor& output,
       double expected
   );
+  void add_bucket(const std::string& name, int num_segments, std::int64_t numel);
   void report() const;
 
   BenchOptions options_;
@@ -113,7 +118,10 @@ Bench::Bench(const BenchOptions& options, int rank) : options_(options), rank_(r
   store_options.port = static_cast<std::uint16_t>(std::atoi(std::getenv("MASTER_PORT")));
   store_options.isServer = rank == 0;
   store_options.waitWorkers = false;
-  auto store = c10::make_intrusive<::c10d::TCPStore>("127.0.0.1", store_options);
+  const char* address = std::getenv("MASTER_ADDR");
+  auto store = c10::make_intrusive<::c10d::TCPStore>(
+      address != nullptr ? address : "127.0.0.1", store_options
+  );
   GroupInfo info;
   info.name = "bench";
   info.rank = rank;
@@ -122,7 +130,11 @@ Bench::Bench(const BenchOptions& options, int rank) : options_(options), rank_(r
   }
   ours_ = make_gloo_communicator(info, store, "ours");
   auto gloo = ::c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(60));
-  gloo->devices.push_back(::c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  gloo->devices.push_back(
+      interface != nullptr ? ::c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                           : ::c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
+  );
   theirs_ = c10::make_intrusive<::c10d::ProcessGroupGloo>(store, rank, options.num_ranks, gloo);
   const std::int64_t numel = (options.mib << 20) / 4 / options.num_ranks * options.num_ranks;
   whole_ = at::ones({numel});
@@ -139,6 +151,43 @@ void Bench::add(
   candidates_.push_back({std::move(op), std::move(who), std::move(body), [=] {
                            return output.eq(expected).all().item<bool>();
                          }});
+}
+
+// `numel` elements a rank and segment.
+void Bench::add_bucket(const std::string& name, int num_segments, std::int64_t numel) {
+  const std::int64_t ranks = options_.num_ranks;
+  const at::Tensor input = at::ones({num_segments * numel * ranks});
+  const at::Tensor output = at::zeros({num_segments * numel});
+  std::vector<ReduceSegment> bucket;
+  for (int i = 0; i < num_segments; ++i) {
+    bucket.push_back(
+        {output.narrow(0, i * numel, numel), input.narrow(0, i * numel * ranks, numel * ranks)}
+    );
+  }
+  const auto sum = static_cast<double>(ranks);
+  add(name, "ours fused", [this, bucket] { ours_->reduce_scatter(bucket)->wait(); }, output, sum);
+  add(
+      name,
+      "ours one by one",
+      [this, bucket] {
+        std::vector<WorkPtr> works;
+        for (const ReduceSegment& segment : bucket) {
+          works.push_back(ours_->reduce_scatter(segment.output, segment.input));
+        }
+        for (const WorkPtr& work : works) {
+          work->wait();
+        }
+      },
+      output,
+      sum
+  );
+  add(
+      name,
+      "ours fused, bf16 wire",
+      [this, bucket] { ours_->reduce_scatter(bucket, {ReduceOp::kSum, 1, at::kBFloat16})->wait(); },
+      output,
+      sum
+  );
 }
 
 void Bench::run() {
@@ -194,6 +243,12 @@ void Bench::run() {
       reduced,
       1
   );
+  const std::int64_t bytes = slice_.numel() * 4;
+  add_bucket("bucket of 8", 8, bytes / 8 / 4);
+  add_bucket("bucket of 64 x 64 KiB", 64, 64 * 1024 / 4);
+  add_bucket("bucket of 256 x 4 KiB", 256, 4 * 1024 / 4);
+  add_bucket("bucket of 24 x 200 KiB", 24, 200 * 1024 / 4);
+  add_bucket("bucket of 24 x 300 KiB", 24, 300 * 1024 / 4);
   for (Candidate& candidate : candidates_) {
     candidate.run();
     HS_ASSERT(candidate.is_right(), "bench: ", candidate.who, " ", candidate.op, " is wrong");
@@ -201,15 +256,28 @@ void Bench::run() {
   for (int round = 0; round < options_.num_rounds; ++round) {
     for (Candidate& candidate : candidates_) {
       theirs_->barrier()->wait();
+      const CommStats before = ours_->stats();
       const Stopwatch watch;
       candidate.run();
       candidate.times_ms.push_back(watch.elapsed_ms());
+      const CommStats after = ours_->stats();
+      candidate.moved.busy_ns += after.busy_ns - before.busy_ns;
+      candidate.moved.sent_bytes += after.sent_bytes - before.sent_bytes;
     }
   }
-  ours_->barrier()->wait();
+  const Stopwatch watch;
+  const LinkSpeed link = measure_link(*ours_);
+  const double probe_ms = watch.elapsed_ms();
   if (rank_ == 0) {
+    std::printf(
+        "{\"link_latency_us\": %.1f, \"link_mb_per_s\": %.1f, \"probe_ms\": %.1f}\n",
+        link.latency_s * 1e6,
+        link.bytes_per_s / 1e6,
+        probe_ms
+    );
     report();
   }
+  ours_->barrier()->wait();
 }
 
 void Bench::report() const {
@@ -218,13 +286,16 @@ void Bench::report() const {
     std::sort(times.begin(), times.end());
     std::printf(
         "{\"op\": \"%s\", \"who\": \"%s\", \"ranks\": %d, \"mib\": %lld, \"min_ms\": %.2f, "
-        "\"median_ms\": %.2f}\n",
+        "\"median_ms\": %.2f, \"sent_mb_per_s\": %.1f}\n",
         candidate.op.c_str(),
         candidate.who.c_str(),
         options_.num_ranks,
         static_cast<long long>(options_.mib),
         times.front(),
-        times[times.size() / 2]
+        times[times.size() / 2],
+        candidate.moved.busy_ns == 0 ? 0.0
+                                     : static_cast<double>(candidate.moved.sent_bytes) * 1e3 /
+                                           static_cast<double>(candidate.moved.busy_ns)
     );
   }
 }

@@ -171,7 +171,7 @@ std::shared_ptr<Communicator> make_gloo_communicator(
     }
   }
   return std::make_shared<internal::MessageCommunicator>(
-      std::move(info), std::move(backend), "c10d:gloo", options.health
+      std::move(info), std::move(backend), "c10d:gloo", options.health, options.link_delay
   );
 }
 

@@ -7,6 +7,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include "hypershard/comm/c10d/link_delay.h"
 #include "hypershard/comm/communicator.h"
 
 namespace c10d {
@@ -44,6 +45,8 @@ struct GlooOptions {
   std::string address;
   /// Who tells why a peer is silent; null: messages name the ranks that are waited for, not why.
   std::shared_ptr<Health> health;
+  /// Holds messages back, for emulated clusters.
+  LinkDelay link_delay = {};
 };
 
 /// Connects the ranks of a group over TCP.

@@ -21,6 +21,8 @@
 #include "hypershard/comm/c10d/internal/collective_communicator.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
 #include "hypershard/comm/collective_cases.h"
+#include "hypershard/comm/link.h"
+#include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm {
@@ -142,6 +144,27 @@ TEST_P(GlooCommunicatorTest, SumsHaveTheBitsOfRankOrder) {
   run_all(testing_cases::check_rank_order);
 }
 
+TEST_P(GlooCommunicatorTest, SegmentsWireDtypesAndTrafficGiveTheClosedForm) {
+  run_all([&](Communicator& c) {
+    testing_cases::check_segments(c);
+    testing_cases::check_wire_dtype(c);
+    testing_cases::check_traffic(c);
+    EXPECT_EQ(c.stats().busy_ns > 0, c.size() > 1 || kind() == Kind::kWrappedCollectives);
+  });
+}
+
+TEST_P(GlooCommunicatorTest, MeasuresTheLink) {
+  run_all([](Communicator& c) {
+    const LinkSpeed link = measure_link(c);
+    at::Tensor slowest = at::tensor({link.latency_s, link.bytes_per_s}, at::kDouble);
+    const at::Tensor own = slowest.clone();
+    c.all_reduce(slowest, ReduceOp::kMax)->wait();
+    EXPECT_TRUE(at::equal(own, slowest)) << "the ranks disagree";
+    EXPECT_LT(link.latency_s, 1);
+    EXPECT_GT(link.bytes_per_s, c.size() == 1 ? 1e18 : 1e6);
+  });
+}
+
 TEST_P(GlooCommunicatorTest, RandomCollectivesInFlightGiveTheClosedForm) {
   run_all([](Communicator& communicator) {
     for (const std::uint64_t seed : {1, 2}) {
@@ -235,6 +258,34 @@ TEST(MessageCommunicatorTest, TestTurnsTrueWithoutWait) {
       std::this_thread::yield();
     }
     EXPECT_EQ(tensor[499'999].item<float>(), 3.0f);
+    c->barrier()->wait();
+  });
+}
+
+// Late together, not one after another: a link's delay is no cut of its bandwidth.
+TEST(MessageCommunicatorTest, ASlowLinkDelaysEachMessageOnce) {
+  constexpr double kDelayS = 0.3;
+  constexpr int kNumInFlight = 10;
+  GlooOptions options;
+  options.link_delay = {.delay_us = 300'000, .jitter_us = 50'000, .seed = 7};
+  const auto rendezvous = Rendezvous::in_process();
+  run_threads(2, [&](int rank) {
+    const auto c =
+        make_gloo_communicator(group_of(rank, 2, 20), rendezvous->store(), "slow", options);
+    const at::Tensor input = at::full({1000}, rank + 1, at::kFloat);
+    std::vector<at::Tensor> outputs;
+    std::vector<WorkPtr> works;
+    const Stopwatch stopwatch;
+    for (int i = 0; i < kNumInFlight; ++i) {
+      outputs.push_back(at::empty({2000}));
+      works.push_back(c->all_gather(outputs.back(), input));
+    }
+    for (int i = 0; i < kNumInFlight; ++i) {
+      works[static_cast<std::size_t>(i)]->wait();
+      EXPECT_EQ(outputs[static_cast<std::size_t>(i)].sum().item<double>(), 3000.0);
+    }
+    EXPECT_GE(stopwatch.elapsed_s(), kDelayS - 0.05);
+    EXPECT_LT(stopwatch.elapsed_s(), kDelayS * kNumInFlight / 2);
     c->barrier()->wait();
   });
 }

@@ -30,7 +30,8 @@ std::string to_text(const CollectiveNote& note) {
   }
   std::string text = note.op + " #" + std::to_string(note.sequence);
   text += note.unit.empty() ? "" : " of unit '" + note.unit + "'";
-  return text + " on axis '" + note.communicator + "'";
+  text += " on axis '" + note.communicator + "'";
+  return text + (note.crosses_supernodes ? " between supernodes" : "");
 }
 
 Health::Health(c10::intrusive_ptr<::c10d::Store> store, const HealthOptions& options) {

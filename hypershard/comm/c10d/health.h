@@ -32,8 +32,9 @@ struct CollectiveNote {
   /// Differs if two ranks call different things under one sequence number.
   std::uint64_t signature = 0;
   std::string detail = {};  ///< dtype and size, e.g. `float32, 4096 bytes`
+  bool crosses_supernodes = false;
 };
-/// Writes e.g. `reduce_scatter #17 of unit 'blocks.3' on axis 'replicate'`.
+/// Writes e.g. `reduce_scatter #17 of unit 'blocks.3' on axis 'replicate' between supernodes`.
 std::string to_text(const CollectiveNote& note);
 
 /// How often a rank shows that it lives, and how long silence is borne.

@@ -127,6 +127,18 @@ TEST_F(HealthTest, AfterATimeoutASilentRankMayBeStopped) {
   );
 }
 
+TEST_F(HealthTest, BetweenSupernodesASilentRankMayBeCutOff) {
+  ranks_[1].reset();
+  Stall late = stall();
+  late.timed_out = true;
+  late.note.crosses_supernodes = true;
+  expect_contains(
+      ranks_[0]->explain(group_, late),
+      {"rank 1 has died or is stopped, or cut off (no sign of life",
+       "during reduce_scatter #17 of unit 'blocks.3' on axis 'shard' between supernodes"}
+  );
+}
+
 TEST_F(HealthTest, NamesASilentRankOutsideTheGroup) {
   ranks_[2].reset();
   group_.global_ranks = {0, 1};

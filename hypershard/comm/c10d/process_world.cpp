@@ -40,6 +40,24 @@ bool share_host(const std::vector<internal::Identity>& identities, const std::ve
   });
 }
 
+// Listens to what the others say from now on; the result says why `during` does not end, if it is
+// known.
+std::function<std::string(bool)> why_stalled(
+    const std::shared_ptr<Health>& health, const GroupInfo& info, std::string during
+) {
+  if (health == nullptr) {
+    return {};
+  }
+  const auto watch = std::make_shared<Health::Watch>(health.get(), info.global_ranks);
+  return [health, watch, info, during = std::move(during)](bool timed_out) {
+    Stall stall;
+    stall.note.op = during;
+    stall.timed_out = timed_out;
+    stall.waited_s = timed_out ? info.timeout_s : 0;
+    return timed_out ? health->explain(info, stall) : health->verdict(info, stall).value_or("");
+  };
+}
+
 class ProcessWorld : public World {
  public:
   explicit ProcessWorld(internal::Membership member)
@@ -71,7 +89,6 @@ class ProcessWorld : public World {
   void fill_local_place();
   bool uses_shared_memory(const GroupInfo& info) const;
   std::string gloo_address(const std::vector<int>& ranks) const;
-  std::function<std::string(bool)> why_absent(const GroupInfo& info) const;
 
   internal::Membership member_;
   bool is_shut_down_ = false;
@@ -151,20 +168,6 @@ std::string ProcessWorld::gloo_address(const std::vector<int>& ranks) const {
   return internal::local_address_towards(member_.info.master_addr, member_.info.master_port);
 }
 
-std::function<std::string(bool)> ProcessWorld::why_absent(const GroupInfo& info) const {
-  if (member_.health == nullptr) {
-    return {};
-  }
-  const auto watch = std::make_shared<Health::Watch>(member_.health.get(), info.global_ranks);
-  return [health = member_.health, watch, info](bool timed_out) {
-    Stall stall;
-    stall.note.op = concat_text("the making of group '", info.name, "'");
-    stall.timed_out = timed_out;
-    stall.waited_s = timed_out ? info.timeout_s : 0;
-    return timed_out ? health->explain(info, stall) : health->verdict(info, stall).value_or("");
-  };
-}
-
 std::shared_ptr<Communicator> ProcessWorld::make_communicator(GroupInfo info) {
   HS_CHECK(!is_shut_down_, "comm.world: the world was shut down before '", info.name, "' was made");
   std::string key;
@@ -175,7 +178,15 @@ std::shared_ptr<Communicator> ProcessWorld::make_communicator(GroupInfo info) {
   if (uses_shared_memory(info)) {
     ShmRendezvous rendezvous;
     rendezvous.nonce = member_.nonce + "." + std::to_string(member_.info.restart_count);
-    rendezvous.why_absent = why_absent(info);
+    rendezvous.why_absent =
+        why_stalled(member_.health, info, concat_text("the making of group '", info.name, "'"));
+    if (member_.health != nullptr) {
+      rendezvous.watch_stall = [health = member_.health, info](std::string during) {
+        return [why = why_stalled(health, info, std::move(during))] {
+          return why(/*timed_out=*/true);
+        };
+      };
+    }
     return make_shm_communicator(std::move(info), rendezvous);
   }
   GlooOptions options;
@@ -186,6 +197,9 @@ std::shared_ptr<Communicator> ProcessWorld::make_communicator(GroupInfo info) {
   }
   options.address = gloo_address(info.global_ranks);
   options.health = member_.health;
+  if (info.tier == layout::Tier::kInter) {
+    options.link_delay = link_delay_from_env(static_cast<std::uint64_t>(member_.info.rank));
+  }
   return make_gloo_communicator(std::move(info), member_.store, "gloo/" + name, options);
 }
 

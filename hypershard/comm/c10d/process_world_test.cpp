@@ -109,6 +109,31 @@ const bool kTrain = register_worker("train", [](const std::vector<std::string>& 
   });
 });
 
+// Reduces buckets of three uneven units each until a signal comes.
+const bool kBuckets = register_worker("buckets", [](const std::vector<std::string>& arguments) {
+  emulate_supernodes(arguments.at(0));
+  return guarded([&](World& world) {
+    const auto all = world.world_communicator();
+    std::vector<ReduceSegment> bucket;
+    for (const std::int64_t numel : {40'000, 7, 3'000'000}) {
+      std::vector<std::int64_t> counts(static_cast<std::size_t>(world.size()), numel);
+      counts.front() += 11;
+      bucket.push_back(
+          {at::empty({counts[static_cast<std::size_t>(world.rank())]}),
+           at::ones({numel * world.size() + 11}),
+           counts}
+      );
+    }
+    const Stopwatch stopwatch;
+    for (int step = 0; stopwatch.elapsed_s() < 100; ++step) {
+      all->reduce_scatter(bucket, {ReduceOp::kSum, 1, at::kBFloat16}, "bucket 1")->wait();
+      if (step == 3) {
+        say("started");
+      }
+    }
+  });
+});
+
 // Rank 2 was told another back end.
 const bool kOddBackEnd = register_worker("odd_back_end", [](const std::vector<std::string>&) {
   ::setenv("HS_COMM", std::string(std::getenv("RANK")) == "2" ? "c10d" : "auto", 1);
@@ -245,7 +270,12 @@ TEST_F(ProcessWorldTest, StartsAndStopsFiftyTimes) {
 }
 
 // What every survivor of rank `dead` must say.
-void expect_survivors_blame(const std::vector<RankResult>& results, int dead) {
+void expect_survivors_blame(
+    const std::vector<RankResult>& results,
+    int dead,
+    const std::string& op = "all_reduce #",
+    const std::string& unit = "of unit 'blocks."
+) {
   const std::string name = "rank " + std::to_string(dead);
   for (int rank = 0; rank < static_cast<int>(results.size()); ++rank) {
     const RankResult& result = results[static_cast<std::size_t>(rank)];
@@ -254,7 +284,7 @@ void expect_survivors_blame(const std::vector<RankResult>& results, int dead) {
     }
     EXPECT_EQ(result.status.code, kCommFailed) << to_text(result);
     EXPECT_FALSE(result.killed_at_deadline) << to_text(result);
-    expect_contains(result, {name, "all_reduce #", "of unit 'blocks.", "on axis 'world'"});
+    expect_contains(result, {name, op, unit, "on axis 'world'"});
   }
 }
 
@@ -274,6 +304,13 @@ TEST_F(ProcessWorldTest, ARankKilledInTheMiddleOfAMessageIsNamed) {
   options.signals = {{.rank = 1, .signal = SIGKILL, .after_output = "started"}};
   const auto results = run_processes(3, "train", options);
   expect_survivors_blame(results, 1);
+}
+
+TEST_F(ProcessWorldTest, ARankKilledInTheMiddleOfABucketIsNamed) {
+  ProcessOptions options = options_of({"1"}, {{"HS_TIMEOUT_S", "60"}});
+  options.signals = {{.rank = 1, .signal = SIGKILL, .after_output = "started"}};
+  const auto results = run_processes(3, "buckets", options);
+  expect_survivors_blame(results, 1, "reduce_scatter #", "of unit 'bucket 1'");
 }
 
 TEST_F(ProcessWorldTest, AKilledHostOfTheStoreIsNamed) {

@@ -71,6 +71,7 @@ class DelayedCommunicator : public Communicator {
   std::int64_t slice_begin(const std::vector<std::int64_t>& counts) const {
     return std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
   }
+  void copy_segments(const Call& call, DelayedItem& item) const;
   void freeze(const Call& call, const at::Tensor& copy, DelayedItem& item) const;
   void poison_output(Call& call) const;
   static WorkPtr run_inner(
@@ -90,22 +91,24 @@ WorkPtr DelayedCommunicator::start(Call call) {
   item->timeout_s = info().timeout_s;
   at::Tensor input;
   at::Tensor output;
-  if (call.op != Op::kBarrier) {
+  if (call.op == Op::kReduceScatter) {
+    copy_segments(call, *item);
+  } else if (call.op != Op::kBarrier) {
     input = call.input.clone();
     const bool in_out = call.op == Op::kAllReduce || call.op == Op::kBroadcast;
     output = in_out ? input : at::empty_like(call.output);
     if (call.op != Op::kBroadcast || call.root != rank()) {
-      item->output = bytes_of(call.output);
-      item->output_bytes = size_of(call.output);
-      item->result = bytes_of(output);
+      item->results = {{bytes_of(call.output), bytes_of(output), size_of(call.output)}};
     }
     item->held = {call.input, call.output, input, output};
     freeze(call, input, *item);
     poison_output(call);
   }
-  item->launch = [inner = inner_, call = std::move(call), output, input] {
-    return run_inner(*inner, call, output, input);
-  };
+  if (item->launch == nullptr) {
+    item->launch = [inner = inner_, call = std::move(call), output, input] {
+      return run_inner(*inner, call, output, input);
+    };
+  }
   auto work = std::make_shared<DelayedWork>(hub_, lane_, item);
   hub_->post(*lane_, std::move(item));
   return work;
@@ -119,16 +122,37 @@ void DelayedCommunicator::freeze(const Call& call, const at::Tensor& copy, Delay
   const bool root = call.op == Op::kBroadcast && call.root == rank();
   if (call.op == Op::kAllGather || call.op == Op::kAllToAll || root) {
     item.frozen = {{now, before, bytes}};
-  } else if (call.op == Op::kReduceScatter) {
-    const auto element = static_cast<std::int64_t>(call.input.element_size());
-    const std::int64_t begin = slice_begin(call.input_counts) * element;
-    const std::int64_t end = begin + call.input_counts[static_cast<std::size_t>(rank())] * element;
-    const bool in_place = bytes_of(call.output) == now + begin;
-    item.frozen = {{now, before, begin}, {now + end, before + end, bytes - end}};
-    if (!in_place) {
+  }
+}
+
+void DelayedCommunicator::copy_segments(const Call& call, DelayedItem& item) const {
+  std::vector<ReduceSegment> copies;
+  for (const ReduceSegment& segment : call.segments) {
+    ReduceSegment copy{at::empty_like(segment.output), segment.input.clone(), segment.counts};
+    const std::byte* now = bytes_of(segment.input);
+    const std::byte* before = bytes_of(copy.input);
+    const auto element = static_cast<std::int64_t>(segment.input.element_size());
+    const std::int64_t begin = slice_begin(segment.counts) * element;
+    const std::int64_t end = begin + segment.counts[static_cast<std::size_t>(rank())] * element;
+    item.frozen.push_back({now, before, begin});
+    item.frozen.push_back({now + end, before + end, size_of(segment.input) - end});
+    if (bytes_of(segment.output) != now + begin) {
       item.frozen.push_back({now + begin, before + begin, end - begin});
     }
+    item.results.push_back(
+        {bytes_of(segment.output), bytes_of(copy.output), size_of(segment.output)}
+    );
+    for (const at::Tensor& tensor : {segment.input, segment.output, copy.input, copy.output}) {
+      item.held.push_back(tensor);
+    }
+    at::Tensor output = segment.output;
+    poison(output, 0, output.numel());
+    copies.push_back(std::move(copy));
   }
+  item.launch =
+      [inner = inner_, copies = std::move(copies), reduce = call.reduce, unit = call.unit] {
+        return inner->reduce_scatter(copies, reduce, unit);
+      };
 }
 
 void DelayedCommunicator::poison_output(Call& call) const {
@@ -156,7 +180,7 @@ WorkPtr DelayedCommunicator::run_inner(
     case Op::kAllGather:
       return inner.all_gather(output, input, call.output_counts, call.unit);
     case Op::kReduceScatter:
-      return inner.reduce_scatter(output, input, call.input_counts, call.reduce, call.unit);
+      break;  // copy_segments() starts it
     case Op::kAllReduce:
       return inner.all_reduce(output, call.reduce, call.unit);
     case Op::kBroadcast:

@@ -37,6 +37,9 @@ TEST_P(DelayedWorldTest, AllOperationsGiveTheClosedForm) {
         testing_cases::check_all_operations(c, at::kInt);
         testing_cases::check_rank_order(c);
         testing_cases::check_random(c, /*seed=*/3, /*rounds=*/40);
+        testing_cases::check_segments(c);
+        testing_cases::check_wire_dtype(c);
+        testing_cases::check_traffic(c);
       },
       kDelayed
   );
@@ -58,6 +61,36 @@ TEST(DelayedWorldTest, OutputsAreNaNUntilTheWait) {
         EXPECT_TRUE(at::isnan(whole).all().item<bool>());
         reduce->wait();
         EXPECT_EQ(whole.sum().item<int>(), 80);
+      },
+      kDelayed
+  );
+}
+
+TEST(DelayedWorldTest, EverySegmentIsNaNUntilTheWaitAndWatched) {
+  run_ranks(
+      2,
+      [](const std::shared_ptr<World>& world) {
+        Communicator& c = *world->world_communicator();
+        at::Tensor whole = at::ones({8});
+        at::Tensor input = at::ones({2});
+        at::Tensor output = at::ones({1});
+        const std::vector<ReduceSegment> segments = {
+            {whole.narrow(0, 4 * c.rank(), 4), whole}, {output, input}
+        };
+        const WorkPtr work = c.reduce_scatter(segments);
+        EXPECT_EQ(at::isnan(whole).sum().item<int>(), 4);
+        EXPECT_TRUE(at::isnan(output).all().item<bool>());
+        work->wait();
+        EXPECT_EQ(whole.sum().item<int>(), 4 + 8);
+        EXPECT_EQ(output.item<int>(), 2);
+        const WorkPtr spoiled = c.reduce_scatter(segments, ReduceOp::kSum, "bucket 3");
+        input.fill_(2);
+        try {
+          spoiled->wait();
+          ADD_FAILURE() << "no error";
+        } catch (const InvalidArgument& error) {
+          EXPECT_NE(std::string(error.what()).find("'bucket 3'"), std::string::npos);
+        }
       },
       kDelayed
   );

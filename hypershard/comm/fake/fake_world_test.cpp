@@ -19,6 +19,24 @@ TEST(FakeWorldTest, CountsBytesOfTensorsThatHaveNoMemory) {
   EXPECT_TRUE(c->barrier()->test());
 }
 
+// What a bucket puts on a slow link is known before there is one.
+TEST(FakeWorldTest, CountsWhatSegmentsWouldSend) {
+  const auto world = make_fake_world(1, layout::Topology::single_supernode(4));
+  const auto c = world->world_communicator();
+  const auto meta = at::TensorOptions(at::kMeta).dtype(at::kFloat);
+  const std::vector<ReduceSegment> bucket = {
+      {at::empty({25}, meta), at::empty({100}, meta)},
+      {at::empty({0}, meta), at::empty({10}, meta), {10, 0, 0, 0}}
+  };
+  c->reduce_scatter(bucket, {ReduceOp::kSum, 4, at::kBFloat16}, "bucket 0")->wait();
+  EXPECT_EQ(
+      to_text(c->log().entries().back()),
+      "reduce_scatter #0 for unit 'bucket 0' on 'world' (bfloat16, 220 bytes)"
+  );
+  EXPECT_EQ(c->stats().sent_bytes, 2 * (75 + 10));
+  EXPECT_EQ(c->stats().received_bytes, 2 * (3 * 25));
+}
+
 TEST(FakeWorldTest, LeavesTensorsAlone) {
   const auto c = make_fake_world(0, layout::Topology::single_supernode(2))->world_communicator();
   const at::Tensor tensor = at::full({4}, 3.0);

@@ -57,12 +57,28 @@ struct Bf16 {
   std::uint16_t bits;
 };
 
+/// An fp32 value that counts as what bf16 makes of it.
+struct AsBf16 {
+  float value;
+};
+
+/// Rounds to nearest even; every NaN becomes the one that torch writes.
+[[gnu::always_inline]] inline Bf16 round_to_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+  return {static_cast<std::uint16_t>(nan ? 0x7fc0U : rounded)};
+}
+
 template <class T>
 [[gnu::always_inline]] inline T widen(T value) {
   return value;
 }
 [[gnu::always_inline]] inline float widen(Bf16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+}
+[[gnu::always_inline]] inline float widen(AsBf16 value) {
+  return widen(round_to_bf16(value.value));
 }
 
 template <class Join, class T, class A, class B>
@@ -86,6 +102,9 @@ HS_JOIN(Min, double, double, double)
 HS_JOIN(Sum, float, float, Bf16)
 HS_JOIN(Max, float, float, Bf16)
 HS_JOIN(Min, float, float, Bf16)
+HS_JOIN(Sum, float, float, AsBf16)
+HS_JOIN(Max, float, float, AsBf16)
+HS_JOIN(Min, float, float, AsBf16)
 #undef HS_JOIN
 
 HS_CLONES void convert(float* out, const Bf16* in, std::int64_t n) {
@@ -100,14 +119,26 @@ HS_CLONES void convert(double* out, const float* in, std::int64_t n) {
   }
 }
 
-/// Rounds to nearest even; every NaN becomes the one that torch writes.
 HS_CLONES void convert(Bf16* out, const float* in, std::int64_t n) {
   HS_LOOP(std::int64_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(in[i]);
-    const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-    const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
-    out[i].bits = static_cast<std::uint16_t>(nan ? 0x7fc0U : rounded);
+    out[i] = round_to_bf16(in[i]);
   }
+}
+
+HS_CLONES void convert(float* out, const AsBf16* in, std::int64_t n) {
+  HS_LOOP(std::int64_t i = 0; i < n; ++i) {
+    out[i] = widen(in[i]);
+  }
+}
+
+HS_CLONES void convert(AsBf16* out, const float* in, std::int64_t n) {
+  HS_LOOP(std::int64_t i = 0; i < n; ++i) {
+    out[i].value = widen(round_to_bf16(in[i]));
+  }
+}
+
+void convert(AsBf16* out, const AsBf16* in, std::int64_t n) {
+  convert(&out->value, in, n);
 }
 
 #if defined(__x86_64__)
@@ -167,7 +198,8 @@ void convert(T* out, const T* in, std::int64_t n) {
 }
 
 template <class Half>
-concept HalfType = std::is_same_v<Half, Bf16> || std::is_same_v<Half, c10::Half>;
+concept HalfType =
+    std::is_same_v<Half, Bf16> || std::is_same_v<Half, c10::Half> || std::is_same_v<Half, AsBf16>;
 
 template <HalfType Half>
 void convert(double* out, const Half* in, std::int64_t n) {
@@ -216,7 +248,8 @@ void divide_block(Acc* values, double divisor, std::int64_t n) {
 template <class Join, class Acc, class In>
 void join_into(Acc* acc, const In* in, std::int64_t n) {
   if constexpr (std::is_same_v<Acc, In> ||
-                (std::is_same_v<Acc, float> && std::is_same_v<In, Bf16>)) {
+                (std::is_same_v<Acc, float> &&
+                 (std::is_same_v<In, Bf16> || std::is_same_v<In, AsBf16>))) {
     join(Join(), acc, acc, in, n);
   } else {
     Acc wide[kBlock];
@@ -300,13 +333,30 @@ void ordered_reduce(
     std::span<const std::byte* const> inputs,
     c10::ScalarType input_dtype,
     std::int64_t numel,
-    Reduction reduction
+    Reduction reduction,
+    bool rounds_result
 ) {
   HS_ASSERT(!inputs.empty(), "comm: a reduction of no inputs");
   const bool same = output_dtype == input_dtype;
   const bool to_wide = output_dtype == c10::kFloat || output_dtype == c10::kDouble;
   const Buffers buffers{output, inputs, numel, reduction.divisor};
   const ReduceOp op = reduction.op;
+  if (reduction.wire.value_or(input_dtype) != input_dtype) {
+    HS_ASSERT(
+        input_dtype == c10::kFloat && *reduction.wire == c10::kBFloat16 && to_wide,
+        "comm: no reduction from ",
+        dtype_text(input_dtype),
+        " through ",
+        dtype_text(*reduction.wire),
+        " to ",
+        dtype_text(output_dtype)
+    );
+    if (output_dtype == c10::kDouble) {
+      return reduce_with<double, double, AsBf16>(buffers, op);
+    }
+    return rounds_result ? reduce_with<AsBf16, float, AsBf16>(buffers, op)
+                         : reduce_with<float, float, AsBf16>(buffers, op);
+  }
   if (input_dtype == c10::kFloat && same) {
     return reduce_with<float, float, float>(buffers, op);
   }
@@ -325,6 +375,10 @@ void ordered_reduce(
   HS_ASSERT(
       false, "comm: no reduction from ", dtype_text(input_dtype), " to ", dtype_text(output_dtype)
   );
+}
+
+void round_to_wire(std::byte* output, const std::byte* input, std::int64_t numel) {
+  convert(reinterpret_cast<Bf16*>(output), reinterpret_cast<const float*>(input), numel);
 }
 
 }  // namespace hypershard::comm::internal

@@ -143,5 +143,51 @@ TEST(OrderedReduceTest, RoundsEveryBf16AsTorchDoes) {
   EXPECT_TENSORS_CLOSE(reduce({a, b}, at::kBFloat16), expected, 0, 0);
 }
 
+// Through the wire dtype, in every shape of the loops: the bits of rounding each input first.
+TEST(OrderedReduceTest, CountsInputsAsTheWireDtypeRoundsThem) {
+  for (const int num_rows : {1, 2, 5}) {
+    for (const std::int64_t numel : {1, 7, 5000}) {
+      std::vector<at::Tensor> rows = rows_of(num_rows, numel, at::kFloat);
+      rows[0][0] = std::numeric_limits<float>::quiet_NaN();
+      rows.back()[numel / 2] = std::numeric_limits<float>::infinity();
+      std::vector<at::Tensor> rounded;
+      for (const at::Tensor& row : rows) {
+        rounded.push_back(row.to(at::kBFloat16));
+      }
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+        for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+          const at::Tensor got = reduce(rows, dtype, {op, 3, at::kBFloat16});
+          const at::Tensor expected = reduce(rounded, dtype, {op, 3});
+          EXPECT_TRUE(at::allclose(got, expected, 0, 0, /*equal_nan=*/true)) << numel;
+        }
+      }
+    }
+  }
+}
+
+TEST(OrderedReduceTest, RoundsTheResultToo) {
+  const std::vector<at::Tensor> rows = rows_of(3, 300, at::kFloat);
+  std::vector<const std::byte*> inputs;
+  for (const at::Tensor& row : rows) {
+    inputs.push_back(data(row));
+  }
+  const at::Tensor once = reduce(rows, at::kFloat, {ReduceOp::kSum, 1, at::kBFloat16});
+  // Into the second input: each block is read before it is written.
+  ordered_reduce(
+      data(rows[1]), at::kFloat, inputs, at::kFloat, 300, {ReduceOp::kSum, 1, at::kBFloat16}, true
+  );
+  EXPECT_TRUE(at::equal(rows[1], once.to(at::kBFloat16).to(at::kFloat)));
+  const at::Tensor alone = rows_of(1, 300, at::kFloat)[0];
+  const at::Tensor as_bf16 = alone.to(at::kBFloat16);
+  inputs = {data(alone)};
+  ordered_reduce(
+      data(alone), at::kFloat, inputs, at::kFloat, 300, {ReduceOp::kSum, 1, at::kBFloat16}, true
+  );
+  EXPECT_TRUE(at::equal(alone, as_bf16.to(at::kFloat)));
+  at::Tensor wire = at::empty({300}, at::kBFloat16);
+  round_to_wire(data(wire), data(rows_of(1, 300, at::kFloat)[0]), 300);
+  EXPECT_TRUE(at::equal(wire, as_bf16));
+}
+
 }  // namespace
 }  // namespace hypershard::comm::internal

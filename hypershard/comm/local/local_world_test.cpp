@@ -12,6 +12,7 @@
 #include <ATen/Functions.h>
 
 #include "hypershard/comm/collective_cases.h"
+#include "hypershard/comm/link.h"
 #include "hypershard/core/error.h"
 #include "hypershard/testing/run_ranks.h"
 
@@ -96,6 +97,18 @@ TEST_P(LocalWorldTest, SumsAreInRankOrder) {
   }
 }
 
+TEST_P(LocalWorldTest, SegmentsWireDtypesAndTrafficGiveTheClosedForm) {
+  for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
+    run_job(GetParam(), options, [](const std::shared_ptr<World>& world) {
+      Communicator& c = *world->world_communicator();
+      testing_cases::check_segments(c);
+      testing_cases::check_wire_dtype(c);
+      testing_cases::check_traffic(c);
+      EXPECT_GT(c.stats().busy_ns, 0);
+    });
+  }
+}
+
 TEST_P(LocalWorldTest, SharedMemoryIsSharedAndOrderedByEpochs) {
   for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
     run_job(GetParam(), options, [](const std::shared_ptr<World>& world) {
@@ -108,6 +121,21 @@ TEST_P(LocalWorldTest, RandomCollectivesInFlightGiveTheClosedForm) {
   for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
     run_job(GetParam(), options, [](const std::shared_ptr<World>& world) {
       testing_cases::check_random(*world->world_communicator(), /*seed=*/11, /*rounds=*/60);
+    });
+  }
+}
+
+TEST_P(LocalWorldTest, MeasuresALinkAlikeOnAllRanks) {
+  for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
+    run_job(GetParam(), options, [](const std::shared_ptr<World>& world) {
+      Communicator& c = *world->world_communicator();
+      const LinkSpeed link = measure_link(c);
+      const at::Tensor own = at::tensor({link.latency_s, link.bytes_per_s}, at::kDouble);
+      at::Tensor largest = own.clone();
+      c.all_reduce(largest, ReduceOp::kMax)->wait();
+      EXPECT_TRUE(at::equal(own, largest));
+      EXPECT_GE(link.latency_s, 0);
+      EXPECT_GT(link.bytes_per_s, 0);
     });
   }
 }

@@ -33,12 +33,17 @@ std::string request_text(std::int64_t bytes, std::string_view what) {
 class ShmSource : public internal::RegionSource {
  public:
   ShmSource(const GroupInfo& info, const ShmRendezvous& rendezvous)
-      : info_(info), mesh_(info, rendezvous.nonce, rendezvous.why_absent) {}
+      : info_(info),
+        mesh_(info, rendezvous.nonce, rendezvous.why_absent),
+        watch_stall_(rendezvous.watch_stall) {}
 
   std::string name() const override { return "shm"; }
   bool reads_any_memory() const override { return false; }
   std::vector<int> lost_peers() override { return mesh_.lost_peers(); }
   void keep(std::vector<at::Tensor>) override {}  // peers have mappings of their own
+  std::function<std::string()> watch_stall(std::string during) override {
+    return watch_stall_ ? watch_stall_(std::move(during)) : nullptr;
+  }
 
   std::shared_ptr<SharedBuffer> allocate(
       std::int64_t bytes,
@@ -65,6 +70,7 @@ class ShmSource : public internal::RegionSource {
 
   GroupInfo info_;
   internal::SocketMesh mesh_;
+  std::function<std::function<std::string()>(std::string)> watch_stall_;
   std::int64_t num_allocations_ = 0;
 };
 

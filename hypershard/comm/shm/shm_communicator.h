@@ -20,6 +20,10 @@ struct ShmRendezvous {
   /// Asked again and again while ranks are missing: why they cannot come, "" if nothing is known.
   /// At the end of the wait with `timed_out`: it may then look for as long as that helps.
   std::function<std::string(bool timed_out)> why_absent = {};
+  /// Begun when a wait of the group is long: looks around in the rest of the job. What it returns
+  /// is asked once, when the wait has timed out, and says what the group's ranks may be waiting
+  /// for.
+  std::function<std::function<std::string()>(std::string during)> watch_stall = {};
 };
 
 /// Joins the ranks of `info` over shared memory.

@@ -96,6 +96,9 @@ const bool kAllOps = register_worker("shm_all_ops", [](const std::vector<std::st
   testing_cases::check_rank_order(*c);
   testing_cases::check_shared_memory(*c);
   testing_cases::check_random(*c, /*seed=*/5, /*rounds=*/40);
+  testing_cases::check_segments(*c);
+  testing_cases::check_wire_dtype(*c);
+  testing_cases::check_traffic(*c);
   return 0;
 });
 
@@ -157,8 +160,51 @@ TEST_P(ShmFaultTest, DifferentCallsNameBothRanksAndCalls) {
   }
 }
 
+const bool kSegmentMismatch = register_worker("shm_segment_mismatch", [](const auto& arguments) {
+  const auto c = join();
+  c->barrier()->wait();
+  const bool odd = c->rank() == 1;
+  std::vector<ReduceSegment> bucket = {
+      {at::empty({4}), at::ones({12})}, {at::empty({4}), at::ones({12})}
+  };
+  if (odd && arguments.at(0) == "counts") {
+    bucket[1] = {at::empty({5}), at::ones({12}), {3, 5, 4}};
+  } else if (odd) {
+    bucket.push_back({at::empty({1}), at::ones({3})});
+  }
+  return expect_comm_error([&] {
+    c->reduce_scatter(bucket, ReduceOp::kSum, "bucket 7")->wait();
+    c->barrier()->wait();
+  });
+});
+
+TEST_P(ShmFaultTest, DifferentCountsOfASegmentNameBothRanks) {
+  const auto results = run_processes(GetParam(), "shm_segment_mismatch", {.arguments = {"counts"}});
+  expect_all_good(results);
+  for (const RankResult& result : results) {
+    EXPECT_TRUE(has(result, "rank 1 (global 11)")) << to_text(result);
+    EXPECT_TRUE(has(result, "unit 'bucket 7 (2 of 2)'")) << to_text(result);
+    EXPECT_TRUE(has(result, "counts [4, 4, 4]")) << to_text(result);
+    EXPECT_TRUE(has(result, "counts [3, 5, 4]")) << to_text(result);
+  }
+}
+
+TEST_P(ShmFaultTest, DifferentNumbersOfSegmentsNameBothRanks) {
+  const auto results = run_processes(GetParam(), "shm_segment_mismatch", {.arguments = {"more"}});
+  expect_all_good(results);
+  for (const RankResult& result : results) {
+    EXPECT_TRUE(has(result, "rank 1 (global 11)")) << to_text(result);
+    EXPECT_TRUE(has(result, "unit 'bucket 7 (1 of 2)'")) << to_text(result);
+    EXPECT_TRUE(has(result, "unit 'bucket 7 (1 of 3)'")) << to_text(result);
+  }
+}
+
 const bool kDie = register_worker("shm_die", [](const std::vector<std::string>& arguments) {
-  const auto c = join(/*timeout_s=*/arguments.empty() ? 30 : std::stod(arguments[0]));
+  ShmRendezvous rendezvous;
+  rendezvous.watch_stall = [](const std::string& during) {
+    return [during] { return "rank 99 is cut off during " + during; };
+  };
+  const auto c = join(/*timeout_s=*/arguments.empty() ? 30 : std::stod(arguments[0]), rendezvous);
   at::Tensor input = at::ones({3000});
   at::Tensor output = at::ones({1000});
   c->all_reduce(input, ReduceOp::kSum, "blocks.2")->wait();
@@ -200,7 +246,8 @@ TEST_P(ShmFaultTest, StallEndsInATimeOutThatNamesTheRank) {
     EXPECT_TRUE(has(
         result,
         "rank 1 (global 11) has not joined reduce_scatter #1 for unit 'blocks.3' on 'shard' within "
-        "6 s; its last collective was all_reduce #0 (unit 'blocks.2')"
+        "6 s; its last collective was all_reduce #0 (unit 'blocks.2'); rank 99 is cut off during "
+        "reduce_scatter #1 for unit 'blocks.3' on 'shard'"
     )) << to_text(result);
   }
 }

@@ -61,6 +61,7 @@ std::string description_of(const UnitParam& each, const std::string& unit) {
       static_cast<int>(each.dtypes.storage),
       static_cast<int>(each.dtypes.compute),
       static_cast<int>(each.dtypes.reduce),
+      static_cast<int>(each.dtypes.wire.value_or(each.dtypes.reduce)),
       static_cast<int>(each.dtypes.update),
       param.part.reduce_axes
   );
@@ -251,6 +252,8 @@ void agree_on_options(
       options.backward_prefetch,
       ", gradient_buffers ",
       options.gradient_buffers,
+      ", bucket_bytes ",
+      options.bucket_bytes.value_or(-1),
       ", share ",
       static_cast<int>(options.share),
       ", initial_values ",

@@ -16,14 +16,14 @@ using torch::autograd::variable_list;
 
 class EventHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit EventHook(std::function<void()> hook) : hook_(std::move(hook)) {}
+  explicit EventHook(Event event) : event_(std::move(event)) {}
   variable_list operator()(const variable_list& gradients) override {
-    hook_();
+    (*event_)();
     return gradients;
   }
 
  private:
-  std::function<void()> hook_;
+  Event event_;
 };
 
 class TakeHook final : public torch::autograd::FunctionPreHook {
@@ -40,17 +40,17 @@ class TakeHook final : public torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-void before_backward_of(const at::Tensor& tensor, const std::function<void()>& hook) {
+void before_backward_of(const at::Tensor& tensor, const Event& event) {
   if (!tensor.defined() || !tensor.requires_grad()) {
     return;
   }
   if (const auto& node = tensor.grad_fn()) {
-    node->add_pre_hook(std::make_unique<EventHook>(hook));
+    node->add_pre_hook(std::make_unique<EventHook>(event));
   }
   if (tensor.is_view()) {
     const auto& base = tensor._base();
     if (const auto& node = base.grad_fn()) {
-      node->add_pre_hook(std::make_unique<EventHook>(hook));
+      node->add_pre_hook(std::make_unique<EventHook>(event));
     }
   }
 }

@@ -9,11 +9,14 @@
 
 namespace hypershard::shard::internal {
 
-/// Runs `hook` each time a backward reaches the node that produced `tensor`, before that node.
+/// What a hook calls: made once, shared by the hooks of all steps.
+using Event = std::shared_ptr<const std::function<void()>>;
+
+/// Runs `event` each time a backward reaches the node that produced `tensor`, before that node.
 ///
 /// A view's base is hooked too: an in-place change of the view later replaces the view's node, but
 /// never the one that made its base. No effect on leaves and constants.
-void before_backward_of(const at::Tensor& tensor, const std::function<void()>& hook);
+void before_backward_of(const at::Tensor& tensor, const Event& event);
 
 /// Runs `hook` with each gradient that reaches the leaf, undefined ones included, instead of
 /// accumulating it in `leaf.grad()`. Returns what keeps the hook in place; the hook stays until its

@@ -32,6 +32,19 @@ GroupDtypes settle_dtypes(const MixedPrecision& precision, const LogicalParam& p
   dtypes.storage = precision.storage.value_or(dtypes.compute);
   dtypes.reduce = precision.reduce.value_or(widen(dtypes.compute));
   dtypes.update = precision.update.value_or(widen(own));
+  if (precision.wire && *precision.wire != dtypes.reduce) {
+    HS_CHECK(
+        *precision.wire == c10::kBFloat16 && dtypes.reduce == c10::kFloat,
+        "shard: the gradients of parameter '",
+        param.name,
+        "' are reduced in ",
+        c10::toString(dtypes.reduce),
+        " and cannot travel as ",
+        c10::toString(*precision.wire),
+        HS_HINT("precision.wire is bfloat16 where they are reduced in float32, else the same dtype")
+    );
+    dtypes.wire = precision.wire;
+  }
   return dtypes;
 }
 
@@ -50,6 +63,7 @@ void check_precision(const MixedPrecision& precision) {
   check(precision.storage, "storage");
   check(precision.compute, "compute");
   check(precision.reduce, "reduce");
+  check(precision.wire, "wire");
   check(precision.update, "update");
   check(precision.output, "output");
 }

@@ -84,6 +84,15 @@ void bind_parallel(Schema& schema, ParallelSection& parallel) {
           &parallel.gradient_buffers,
           {.min = 1, .max = 1 << 16, .doc = "Units whose reduction may be under way at once."}
       )
+      .bind(
+          "bucket_bytes",
+          &parallel.bucket_bytes,
+          {.min = -1,
+           .doc =
+               "Bytes that a rank's consecutive units have together before their gradients cross "
+               "between supernodes; 0: unit by unit; -1: so many that the link's latency, which "
+               "is measured at the start, costs a tenth of their time."}
+      )
       .bind_choice(
           "share",
           &parallel.share,
@@ -136,6 +145,13 @@ void bind_precision(Schema& schema, PrecisionSection& precision) {
           {.doc =
                "What gradients are summed in over ranks; auto: at least fp32; fp16 is refused as "
                "in `compute`."}
+      )
+      .bind_choice(
+          "wire",
+          &precision.wire,
+          dtype_words(),
+          {.doc = "What gradients are rounded to between supernodes, where they are summed in fp32 "
+                  "all the same: bf16, or auto: as reduce."}
       )
       .bind_choice(
           "update",

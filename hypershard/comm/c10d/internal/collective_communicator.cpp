@@ -54,14 +54,24 @@ class StagedCollective : public Work {
  public:
   using Stage = std::function<std::vector<BackendWork>()>;
 
-  StagedCollective(std::shared_ptr<CommStats> stats, std::string what, double timeout_s)
-      : stats_(std::move(stats)), what_(std::move(what)), timeout_s_(timeout_s) {}
+  StagedCollective(
+      std::shared_ptr<CommStats> stats,
+      std::shared_ptr<BusyClock> busy,
+      std::string what,
+      double timeout_s
+  )
+      : stats_(std::move(stats)),
+        busy_(std::move(busy)),
+        what_(std::move(what)),
+        timeout_s_(timeout_s) {
+    busy_->begin();
+  }
 
   void hold(at::Tensor tensor) { tensors_.push_back(std::move(tensor)); }
   void hold(StagingPool::Lease lease) { leases_.push_back(std::move(lease)); }
   void add_stage(Stage stage) { stages_.push_back(std::move(stage)); }
-  /// A last stage that starts nothing.
-  void add_end(std::function<void()> end) { end_ = std::move(end); }
+  /// A last stage that starts nothing, after those added before.
+  void add_end(std::function<void()> end) { ends_.push_back(std::move(end)); }
 
   bool has_stages() const { return !stages_.empty(); }
   bool is_done() const { return is_done_ || error_ != nullptr; }
@@ -92,12 +102,15 @@ class StagedCollective : public Work {
           in_flight_ = next_stage();
           continue;
         }
-        if (end_) {
+        if (!ends_.empty()) {
           const Stopwatch watch;
-          end_();
+          for (const auto& end : ends_) {
+            end();
+          }
           stats_->reduce_ns += watch.elapsed_ns();
         }
         is_done_ = true;
+        busy_->end();
         tensors_.clear();
         leases_.clear();
       }
@@ -119,6 +132,7 @@ class StagedCollective : public Work {
 
   // Our own errors pass as they are; the back end's become CommErrors.
   void keep(const std::exception& error) {
+    busy_->end();
     if (dynamic_cast<const Error*>(&error) != nullptr) {
       error_ = std::current_exception();
       return;
@@ -145,29 +159,37 @@ class StagedCollective : public Work {
   }
 
   std::shared_ptr<CommStats> stats_;
+  std::shared_ptr<BusyClock> busy_;
   std::string what_;
   double timeout_s_;
   std::vector<at::Tensor> tensors_;
   std::vector<StagingPool::Lease> leases_;
   std::deque<Stage> stages_;
-  std::function<void()> end_;
+  std::vector<std::function<void()>> ends_;
   std::vector<BackendWork> in_flight_;
   bool is_done_ = false;
   std::exception_ptr error_;
 };
 
-void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, Reduction reduction) {
+void reduce_rows(
+    const at::Tensor& output,
+    const at::Tensor& inputs,
+    Reduction reduction,
+    std::int64_t first,
+    std::int64_t row_numel
+) {
   const std::int64_t numel = output.numel();
   if (numel == 0) {
     return;
   }
-  const std::int64_t num_rows = inputs.numel() / numel;
+  const std::int64_t stride = row_numel == 0 ? numel : row_numel;
+  const std::int64_t num_rows = inputs.numel() / stride;
   if (output.device().is_cpu()) {
     std::vector<const std::byte*> rows;
     for (std::int64_t row = 0; row < num_rows; ++row) {
       rows.push_back(
           static_cast<const std::byte*>(inputs.const_data_ptr()) +
-          row * numel * static_cast<std::int64_t>(inputs.element_size())
+          (row * stride + first) * static_cast<std::int64_t>(inputs.element_size())
       );
     }
     ordered_reduce(
@@ -182,9 +204,9 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& inputs, Reduction r
   }
   const bool is_wide = inputs.scalar_type() == at::kDouble || output.scalar_type() == at::kDouble;
   const at::ScalarType wide = is_wide ? at::kDouble : at::kFloat;
-  at::Tensor sum = inputs.narrow(0, 0, numel).to(wide, /*non_blocking=*/false, /*copy=*/true);
+  at::Tensor sum = inputs.narrow(0, first, numel).to(wide, /*non_blocking=*/false, /*copy=*/true);
   for (std::int64_t row = 1; row < num_rows; ++row) {
-    const at::Tensor next = inputs.narrow(0, row * numel, numel).to(wide);
+    const at::Tensor next = inputs.narrow(0, row * stride + first, numel).to(wide);
     switch (reduction.op) {
       case ReduceOp::kSum:
         sum.add_(next);
@@ -268,26 +290,73 @@ void CollectiveCommunicator::add_all_gather(StagedCollective& work, const Call& 
 }
 
 void CollectiveCommunicator::add_reduce_scatter(StagedCollective& work, const Call& call) {
-  if (call.input.numel() == 0) {
+  const at::ScalarType dtype = call.segments.front().input.scalar_type();
+  const at::ScalarType wire = call.reduce.wire.value_or(dtype);
+  const at::Device device = call.segments.front().input.device();
+  std::vector<std::int64_t> sent(idx(size()));  // elements by rank, of all segments
+  std::int64_t own = 0;
+  for (const ReduceSegment& segment : call.segments) {
+    for (int peer = 0; peer < size(); ++peer) {
+      sent[idx(peer)] += segment.counts[idx(peer)];
+    }
+    own += segment.counts[idx(rank())];
+  }
+  const std::int64_t numel = offset_of(sent, size());
+  if (numel == 0) {
     return;
   }
-  const std::int64_t own = call.input_counts[idx(rank())];
-  at::Tensor rows = stage(work, own * size(), call.input.scalar_type(), call.input.device());
-  work.add_stage([backend = backend_, rows, call, own, size = size()] {
+  at::Tensor input = call.input;
+  if (call.segments.size() > 1 || wire != dtype) {
+    input = pack(stage(work, numel, wire, device), call.segments);
+  }
+  at::Tensor rows = stage(work, own * size(), wire, device);
+  work.add_stage([backend = backend_, rows, input, sent, own, size = size()] {
     at::Tensor to = as_bytes(rows);
-    at::Tensor from = as_bytes(call.input);
-    std::vector<std::int64_t> to_counts =
-        scaled(std::vector<std::int64_t>(idx(size), own), call.input);
-    std::vector<std::int64_t> from_counts = scaled(call.input_counts, call.input);
+    at::Tensor from = as_bytes(input);
+    std::vector<std::int64_t> to_counts = scaled(std::vector<std::int64_t>(idx(size), own), input);
+    std::vector<std::int64_t> from_counts = scaled(sent, input);
     return std::vector<BackendWork>{backend->alltoall_base(to, from, to_counts, from_counts)};
   });
-  work.add_end([rows, call] { reduce_rows(call.output, rows, call.reduce); });
+  work.add_end([rows, segments = call.segments, own, reduce = call.reduce] {
+    std::int64_t first = 0;
+    for (const ReduceSegment& segment : segments) {
+      reduce_rows(segment.output, rows, {reduce.op, reduce.divisor}, first, own);
+      first += segment.output.numel();
+    }
+  });
+}
+
+// For each rank its slices of all segments.
+at::Tensor CollectiveCommunicator::pack(
+    at::Tensor packed, const std::vector<ReduceSegment>& segments
+) const {
+  std::vector<std::int64_t> offsets(segments.size());
+  std::int64_t position = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      const std::int64_t count = segments[i].counts[idx(peer)];
+      packed.narrow(0, position, count).copy_(segments[i].input.narrow(0, offsets[i], count));
+      offsets[i] += count;
+      position += count;
+    }
+  }
+  return packed;
 }
 
 void CollectiveCommunicator::add_all_reduce(StagedCollective& work, const Call& call) {
   const std::int64_t numel = call.input.numel();
   const at::ScalarType dtype = call.input.scalar_type();
   if (numel == 0) {
+    return;
+  }
+  if (call.reduce.wire) {
+    Call rounded = call;
+    rounded.input = stage(work, numel, *call.reduce.wire, call.input.device());
+    rounded.input.copy_(call.input);
+    rounded.output = rounded.input;
+    rounded.reduce.wire.reset();
+    add_all_reduce(work, rounded);
+    work.add_end([rounded, call] { call.output.copy_(rounded.output); });
     return;
   }
   if (static_cast<std::int64_t>(call.input.nbytes()) * size() <= kOneRoundBytes) {
@@ -377,13 +446,24 @@ void CollectiveCommunicator::add_stages(StagedCollective& work, const Call& call
   }
 }
 
+CommStats CollectiveCommunicator::measured() const {
+  CommStats stats = *stats_;
+  stats.busy_ns = busy_->busy_ns();
+  return stats;
+}
+
 WorkPtr CollectiveCommunicator::start(Call call) {
   drive_older();
   std::string what = concat_text(call.op, " #", call.sequence);
   what += call.unit.empty() ? "" : " of unit '" + call.unit + "'";
   what += " on axis '" + info().name + "'";
-  auto work = std::make_shared<StagedCollective>(stats_, std::move(what), info().timeout_s);
-  if (call.op != Op::kBarrier) {
+  auto work = std::make_shared<StagedCollective>(stats_, busy_, std::move(what), info().timeout_s);
+  if (call.op == Op::kReduceScatter) {
+    for (const ReduceSegment& segment : call.segments) {
+      work->hold(segment.output);
+      work->hold(segment.input);
+    }
+  } else if (call.op != Op::kBarrier) {
     work->hold(call.output);
     work->hold(call.input);
   }

@@ -69,6 +69,7 @@ std::string HealthState::silent_text(const std::vector<int>& silent, const Stall
     text += " died";
   } else {
     text += silent.size() == 1 ? " has died or is stopped" : " have died or are stopped";
+    text += stall.note.crosses_supernodes ? ", or cut off" : "";
   }
   text += " (no sign of life for " + seconds_text(last_read_s - first.changed_s) + ")";
   text += " during " + to_text(stall.note) + "; ";

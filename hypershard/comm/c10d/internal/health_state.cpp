@@ -39,7 +39,8 @@ std::string encode(const HealthRecord& record) {
         note.unit,
         std::to_string(note.sequence),
         std::to_string(note.signature),
-        note.detail}) {
+        note.detail,
+        std::to_string(static_cast<int>(note.crosses_supernodes))}) {
     text += kSeparator + field;
   }
   return text;
@@ -52,7 +53,7 @@ std::uint64_t number(std::string_view text) {
 }
 
 HealthRecord decode(std::string_view text) {
-  std::string_view fields[8];
+  std::string_view fields[9];
   for (std::string_view& field : fields) {
     const std::size_t end = text.find(kSeparator);
     field = text.substr(0, end);
@@ -67,6 +68,7 @@ HealthRecord decode(std::string_view text) {
   record.note.sequence = number(fields[5]);
   record.note.signature = number(fields[6]);
   record.note.detail = fields[7];
+  record.note.crosses_supernodes = number(fields[8]) != 0;
   return record;
 }
 

@@ -1,28 +1,24 @@
-// What each collective consists of. All receives are posted at the start; what depends on arrived
-// pieces (sums, forwards) hangs on the step that waits for them. Message indices: see each
-// collective; both ends of a message compute its index and size from what all ranks know.
+// What each collective consists of, but for reductions, which have a file of their own. All
+// receives are posted at the start; what depends on arrived pieces (sums, forwards) hangs on the
+// step that waits for them. Message indices: see each collective; both ends of a message compute
+// its index and size from what all ranks know.
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "hypershard/comm/c10d/internal/message_batches.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
-#include "hypershard/comm/internal/ordered_reduce.h"
+#include "hypershard/comm/internal/traffic.h"
 #include "hypershard/core/clock.h"
 
 namespace hypershard::comm::internal {
 namespace {
 
-// A piece is summed while the next one arrives, and while it is still in the cache.
-constexpr std::int64_t kPieceBytes = 1 << 20;
 constexpr std::int64_t kMaxPieces = 128;
 // Second-round messages are numbered from here.
 constexpr std::uint32_t kSecondRound = 128;
-// Up to this many bytes on the wire a rank, one round beats two.
-constexpr std::int64_t kOneRoundBytes = 256 * 1024;
 // Copies up to this size are done at once, by the caller.
 constexpr std::int64_t kInlineCopyBytes = 64 * 1024;
-// Slices of an all-reduce start at multiples of a cache line.
-constexpr std::int64_t kSliceElements = 64;
 
 std::size_t idx(int index) {
   return static_cast<std::size_t>(index);
@@ -71,25 +67,6 @@ class Pieces {
   std::int64_t each_;
 };
 
-// Where the contributions to one slice lie, in rank order, this rank's own included.
-std::vector<std::byte*> contributions(
-    int size, int rank, std::byte* own, std::byte* staging, std::int64_t slice_bytes
-) {
-  std::vector<std::byte*> sources(idx(size));
-  for (int source = 0, slot = 0; source < size; ++source) {
-    sources[idx(source)] = source == rank ? own : staging + slice_bytes * slot++;
-  }
-  return sources;
-}
-
-std::vector<const std::byte*> shifted(const std::vector<std::byte*>& sources, std::int64_t bytes) {
-  std::vector<const std::byte*> moved;
-  for (const std::byte* source : sources) {
-    moved.push_back(source + bytes);
-  }
-  return moved;
-}
-
 }  // namespace
 
 std::vector<Step> MessageCommunicator::steps_of(const Call& call, const ExchangePtr& exchange) {
@@ -97,7 +74,7 @@ std::vector<Step> MessageCommunicator::steps_of(const Call& call, const Exchange
     case Op::kAllGather:
       return all_gather_steps(call);
     case Op::kReduceScatter:
-      return reduce_scatter_steps(call, exchange);
+      return reduce_scatter_steps(call.segments, call.reduce, exchange);
     case Op::kAllReduce:
       return all_reduce_steps(call, exchange);
     case Op::kBroadcast:
@@ -148,151 +125,12 @@ std::vector<Step> MessageCommunicator::all_gather_steps(const Call& call) {
   return steps;
 }
 
-// Every rank sends each peer its slice in pieces and sums its own slice piece by piece, in rank
-// order. Index: the piece.
-std::vector<Step> MessageCommunicator::reduce_scatter_steps(
-    const Call& call, const ExchangePtr& exchange
-) {
-  const auto element = static_cast<std::int64_t>(call.input.element_size());
-  const auto out_element = static_cast<std::int64_t>(call.output.element_size());
-  const std::vector<std::int64_t> offsets = offsets_of(call.input_counts, element);
-  const Pieces own(call.input_counts[idx(rank())], element);
-  const std::int64_t own_bytes = call.input_counts[idx(rank())] * element;
-  std::byte* const staging = stage(exchange, own_bytes * (size() - 1));
-  const std::vector<std::byte*> sources = contributions(
-      size(), rank(), sendable(call.input) + offsets[idx(rank())], staging, own_bytes
-  );
-  std::vector<Step> steps;
-  for (int piece = 0;; ++piece) {
-    Step step;
-    const auto index = static_cast<std::uint32_t>(piece);
-    for (const int peer : peers()) {
-      const Pieces theirs(call.input_counts[idx(peer)], element);
-      if (piece < own.size()) {
-        step.receives.push_back(
-            {peer, sources[idx(peer)] + own.offset_bytes(piece), own.bytes(piece), index}
-        );
-      }
-      if (piece < theirs.size()) {
-        std::byte* const from = sendable(call.input) + offsets[idx(peer)];
-        step.sends.push_back({peer, from + theirs.offset_bytes(piece), theirs.bytes(piece), index});
-      }
-    }
-    if (piece < own.size()) {
-      step.then = [=,
-                   output = bytes_of(call.output),
-                   out_dtype = call.output.scalar_type(),
-                   in_dtype = call.input.scalar_type(),
-                   reduce = call.reduce] {
-        ordered_reduce(
-            output + own.first(piece) * out_element,
-            out_dtype,
-            shifted(sources, own.offset_bytes(piece)),
-            in_dtype,
-            own.count(piece),
-            reduce
-        );
-      };
-    } else if (step.sends.empty()) {
-      return steps;
-    }
-    steps.push_back(std::move(step));
-  }
-}
-
-// One round: every rank sends its whole tensor to all and sums what it gets. Sends go out from a
-// copy, since the sum is written while a slow peer may still be reading. Index 0.
-std::vector<Step> MessageCommunicator::small_all_reduce_steps(
-    const Call& call, const ExchangePtr& exchange
-) {
-  const auto bytes = static_cast<std::int64_t>(call.input.nbytes());
-  if (bytes == 0) {
-    return {};
-  }
-  std::byte* const staging = stage(exchange, bytes * size());
-  std::byte* const own = staging + bytes * (size() - 1);
-  std::memcpy(own, const_bytes_of(call.input), static_cast<std::size_t>(bytes));
-  const std::vector<std::byte*> sources = contributions(size(), rank(), own, staging, bytes);
-  std::vector<Step> steps(1);
-  for (const int peer : peers()) {
-    steps.front().receives.push_back({peer, sources[idx(peer)], bytes, 0});
-    steps.front().sends.push_back({peer, own, bytes, 0});
-  }
-  steps.front().then = [sources, output = call.output, reduce = call.reduce] {
-    ordered_reduce(
-        bytes_of(output),
-        output.scalar_type(),
-        shifted(sources, 0),
-        output.scalar_type(),
-        output.numel(),
-        reduce
-    );
-  };
-  return steps;
-}
-
-// A reduce-scatter of slices whose pieces go to all ranks as soon as they are summed. A result may
-// arrive where an input of this rank still lies: its sum exists only after that input has arrived
-// there. Index: the piece; kSecondRound + the piece.
-std::vector<Step> MessageCommunicator::all_reduce_steps(
-    const Call& call, const ExchangePtr& exchange
-) {
-  if (static_cast<std::int64_t>(call.input.nbytes()) * (size() - 1) <= kOneRoundBytes) {
-    return small_all_reduce_steps(call, exchange);
-  }
-  const auto element = static_cast<std::int64_t>(call.input.element_size());
-  const std::int64_t each = (call.input.numel() + size() * kSliceElements - 1) /
-                            (size() * kSliceElements) * kSliceElements;
-  Call scatter = call;
-  scatter.input_counts.clear();
-  for (int slice = 0; slice < size(); ++slice) {
-    const std::int64_t left = call.input.numel() - slice * each;
-    scatter.input_counts.push_back(std::clamp<std::int64_t>(left, 0, each));
-  }
-  const std::vector<std::int64_t> offsets = offsets_of(scatter.input_counts, element);
-  const std::int64_t own_count = scatter.input_counts[idx(rank())];
-  const Pieces own(own_count, element);
-  scatter.output =
-      call.output.narrow(0, own_count == 0 ? 0 : offsets[idx(rank())] / element, own_count);
-  std::vector<Step> steps = reduce_scatter_steps(scatter, exchange);
-  for (int piece = 0; piece < own.size(); ++piece) {
-    Step result;
-    for (const int peer : peers()) {
-      result.sends.push_back(
-          {peer,
-           bytes_of(call.output) + offsets[idx(rank())] + own.offset_bytes(piece),
-           own.bytes(piece),
-           kSecondRound + static_cast<std::uint32_t>(piece)}
-      );
-    }
-    Step& step = steps[idx(piece)];
-    step.then = [sum = std::move(step.then), result, exchange, engine = &group_->engine] {
-      sum();
-      engine->add(exchange, result);
-    };
-  }
-  Step results;
-  for (const int peer : peers()) {
-    const Pieces theirs(scatter.input_counts[idx(peer)], element);
-    for (int piece = 0; piece < theirs.size(); ++piece) {
-      results.receives.push_back(
-          {peer,
-           bytes_of(call.output) + offsets[idx(peer)] + theirs.offset_bytes(piece),
-           theirs.bytes(piece),
-           kSecondRound + static_cast<std::uint32_t>(piece)}
-      );
-    }
-  }
-  steps.push_back(std::move(results));
-  return steps;
-}
-
 // Small tensors, and pairs: the root sends all to everyone. Index 0.
 std::vector<Step> MessageCommunicator::broadcast_steps(
     const Call& call, const ExchangePtr& exchange
 ) {
   const auto bytes = static_cast<std::int64_t>(call.output.nbytes());
-  if (size() > 2 && bytes * (size() - 1) > kOneRoundBytes) {
+  if (is_forwarded(bytes, size())) {
     return forwarded_broadcast_steps(call, exchange);
   }
   std::vector<Step> steps(1);

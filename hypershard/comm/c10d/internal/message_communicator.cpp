@@ -103,14 +103,31 @@ std::uint64_t hash_counts(std::uint64_t hash, const std::vector<std::int64_t>& c
   return hash;
 }
 
+// Long lists of ranks or segments are cut short: this text travels with every heartbeat.
+std::string cuts_text(const std::vector<ReduceSegment>& segments) {
+  constexpr std::size_t kShown = 4;
+  std::string text =
+      segments.size() == 1 ? ", counts" : concat_text(", ", segments.size(), " segments");
+  for (std::size_t i = 0; i < std::min(kShown, segments.size()); ++i) {
+    const std::vector<std::int64_t>& counts = segments[i].counts;
+    const auto end = counts.begin() + std::min<std::ptrdiff_t>(2 * kShown, std::ssize(counts));
+    text += concat_text(" ", std::vector<std::int64_t>(counts.begin(), end));
+    text += end == counts.end() ? "" : "…";
+  }
+  return text + (segments.size() > kShown ? " …" : "");
+}
+
 }  // namespace
 
 MessageGroup::MessageGroup(
     GroupInfo group_info,
     c10::intrusive_ptr<::c10d::Backend> backend,
-    std::shared_ptr<Health> group_health
+    std::shared_ptr<Health> group_health,
+    const LinkDelay& link_delay
 )
-    : info(std::move(group_info)), health(std::move(group_health)), engine(std::move(backend)) {}
+    : info(std::move(group_info)),
+      health(std::move(group_health)),
+      engine(std::move(backend), link_delay) {}
 
 std::string MessageGroup::describe(const Stall& stall) const {
   std::string text = to_text(stall.note);
@@ -156,11 +173,13 @@ MessageCommunicator::MessageCommunicator(
     GroupInfo info,
     c10::intrusive_ptr<::c10d::Backend> backend,
     std::string backend_name,
-    std::shared_ptr<Health> health
+    std::shared_ptr<Health> health,
+    const LinkDelay& link_delay
 )
     : Communicator(info),
-      group_(std::make_shared<MessageGroup>(std::move(info), std::move(backend), std::move(health))
-      ),
+      group_(std::make_shared<MessageGroup>(
+          std::move(info), std::move(backend), std::move(health), link_delay
+      )),
       backend_name_(std::move(backend_name)) {}
 
 MessageCommunicator::~MessageCommunicator() = default;
@@ -181,16 +200,24 @@ std::byte* MessageCommunicator::stage(const ExchangePtr& exchange, std::int64_t 
 
 void MessageCommunicator::run_alone(const Call& call) {
   const Stopwatch watch;
-  if (call.op == Op::kReduceScatter) {
-    const std::byte* const inputs[] = {static_cast<const std::byte*>(call.input.const_data_ptr())};
+  const auto reduce_alone = [&](const at::Tensor& output, const at::Tensor& input) {
+    const std::byte* const inputs[] = {static_cast<const std::byte*>(input.const_data_ptr())};
     ordered_reduce(
-        static_cast<std::byte*>(call.output.data_ptr()),
-        call.output.scalar_type(),
+        static_cast<std::byte*>(output.data_ptr()),
+        output.scalar_type(),
         inputs,
-        call.input.scalar_type(),
-        call.output.numel(),
-        call.reduce
+        input.scalar_type(),
+        output.numel(),
+        call.reduce,
+        /*rounds_result=*/call.op == Op::kAllReduce
     );
+  };
+  if (call.op == Op::kReduceScatter) {
+    for (const ReduceSegment& segment : call.segments) {
+      reduce_alone(segment.output, segment.input);
+    }
+  } else if (call.op == Op::kAllReduce) {
+    reduce_alone(call.output, call.input);
   } else if (call.op == Op::kAllGather || call.op == Op::kAllToAll) {
     if (call.output.numel() > 0 && call.output.data_ptr() != call.input.const_data_ptr()) {
       std::memcpy(call.output.data_ptr(), call.input.const_data_ptr(), call.output.nbytes());
@@ -199,39 +226,68 @@ void MessageCommunicator::run_alone(const Call& call) {
   group_->stats.reduce_ns += watch.elapsed_ns();
 }
 
-WorkPtr MessageCommunicator::start(Call call) {
-  const bool has_tensors = call.op != Op::kBarrier;
+CollectiveNote MessageCommunicator::note_of(const Call& call) const {
   CollectiveNote note;
   note.communicator = info().name;
   note.op = to_text(call.op);
   note.unit = call.unit;
   note.sequence = call.sequence;
-  std::uint64_t signature = hash_combine(kHashSeed, static_cast<std::uint64_t>(call.op));
-  signature = hash_combine(signature, static_cast<std::uint64_t>(call.reduce.op));
-  signature = hash_combine(signature, std::bit_cast<std::uint64_t>(call.reduce.divisor));
-  signature = hash_combine(signature, static_cast<std::uint64_t>(call.root));
-  if (has_tensors) {
-    HS_SUPPORTED(
-        call.input.device().is_cpu(),
-        "comm.c10d: ",
-        to_text(note),
-        ": tensors on ",
-        call.input.device().str(),
-        " (expected cpu)"
-    );
-    const at::Tensor& whole = call.op == Op::kAllGather ? call.output : call.input;
-    signature = hash_combine(signature, static_cast<std::uint64_t>(whole.scalar_type()));
-    note.detail = concat_text(dtype_text(whole.scalar_type()), ", ", whole.nbytes(), " bytes");
+  note.crosses_supernodes = info().tier == layout::Tier::kInter;
+  note.signature = hash_combine(kHashSeed, static_cast<std::uint64_t>(call.op));
+  note.signature = hash_combine(note.signature, static_cast<std::uint64_t>(call.reduce.op));
+  note.signature = hash_combine(note.signature, std::bit_cast<std::uint64_t>(call.reduce.divisor));
+  note.signature = hash_combine(note.signature, static_cast<std::uint64_t>(call.root));
+  if (call.op == Op::kBarrier) {
+    return note;
   }
+  const at::Tensor& whole = call.op == Op::kAllGather       ? call.output
+                            : call.op == Op::kReduceScatter ? call.segments.front().input
+                                                            : call.input;
+  HS_SUPPORTED(
+      whole.device().is_cpu(),
+      "comm.c10d: ",
+      to_text(note),
+      ": tensors on ",
+      whole.device().str(),
+      " (expected cpu)"
+  );
+  const at::ScalarType dtype = call.reduce.wire.value_or(whole.scalar_type());
+  note.signature = hash_combine(note.signature, static_cast<std::uint64_t>(dtype));
+  std::int64_t numel = whole.numel();
+  std::string cuts;
+  // Counts of an all-to-all differ between ranks; each pair's are compared by its message's tag.
+  if (call.op == Op::kAllToAll) {
+    note.detail = concat_text(dtype_text(dtype), ", ", whole.nbytes(), " bytes");
+    return note;
+  }
+  if (call.op == Op::kReduceScatter) {
+    numel = 0;
+    for (const ReduceSegment& segment : call.segments) {
+      numel += segment.input.numel();
+      note.signature = hash_counts(note.signature, segment.counts);
+    }
+    cuts = cuts_text(call.segments);
+  } else if (call.op == Op::kAllGather) {
+    note.signature = hash_counts(note.signature, call.output_counts);
+    cuts = cuts_text({ReduceSegment{.output = {}, .input = {}, .counts = call.output_counts}});
+  }
+  const auto bytes = numel * static_cast<std::int64_t>(at::elementSize(dtype));
+  note.signature = hash_combine(note.signature, static_cast<std::uint64_t>(bytes));
+  note.detail = concat_text(dtype_text(dtype), ", ", bytes, " bytes", cuts);
+  return note;
+}
+
+CommStats MessageCommunicator::measured() const {
+  CommStats stats = group_->stats;
+  stats.busy_ns = group_->engine.busy_ns();
+  return stats;
+}
+
+WorkPtr MessageCommunicator::start(Call call) {
+  CollectiveNote note = note_of(call);
   auto exchange = std::make_shared<Exchange>();
   exchange->sequence = call.sequence;
-  exchange->signature = signature;
-  // Counts of an all-to-all differ between ranks; each pair's are compared by its message's tag.
-  note.signature = signature;
-  if (call.op != Op::kAllToAll) {
-    note.signature = hash_counts(hash_counts(signature, call.input_counts), call.output_counts);
-    note.signature = hash_bytes(note.detail, note.signature);
-  }
+  exchange->signature = note.signature;
   if (size() == 1) {
     run_alone(call);
     return std::make_shared<FinishedWork>();
@@ -243,6 +299,10 @@ WorkPtr MessageCommunicator::start(Call call) {
     std::rethrow_exception(group_->error);
   }
   exchange->tensors = {call.output, call.input};
+  for (const ReduceSegment& segment : call.segments) {
+    exchange->tensors.push_back(segment.output);
+    exchange->tensors.push_back(segment.input);
+  }
   std::vector<Step> steps = steps_of(call, exchange);
   group_->engine.start(exchange, std::move(steps));
   return std::make_shared<MessageWork>(group_, std::move(exchange), std::move(note));

@@ -24,7 +24,8 @@ struct MessageGroup {
   MessageGroup(
       GroupInfo group_info,
       c10::intrusive_ptr<::c10d::Backend> backend,
-      std::shared_ptr<Health> group_health
+      std::shared_ptr<Health> group_health,
+      const LinkDelay& link_delay
   );
 
   /// Throws the error that made the communicator unusable, after finding out who is to blame.
@@ -45,23 +46,37 @@ class MessageCommunicator : public Communicator {
       GroupInfo info,
       c10::intrusive_ptr<::c10d::Backend> backend,
       std::string backend_name,
-      std::shared_ptr<Health> health
+      std::shared_ptr<Health> health,
+      const LinkDelay& link_delay = {}
   );
   ~MessageCommunicator() override;
 
   std::string backend() const override { return backend_name_; }
-  CommStats stats() const override { return group_->stats; }
   /// Ends what is in flight and what is started later with this reason. Threads: any.
   void abort(const std::string& why) { group_->engine.fail(why); }
+  const MessageEngine& engine() const { return group_->engine; }
   const StagingPool& staging() const { return *group_->engine.staging(); }
 
  protected:
   WorkPtr start(Call call) override;
+  CommStats measured() const override;
 
  private:
-  // Each returns the steps of one collective; message_collectives.cpp.
+  // Each returns the steps of one collective; message_collectives.cpp and
+  // message_reductions.cpp.
   std::vector<Step> all_gather_steps(const Call& call);
-  std::vector<Step> reduce_scatter_steps(const Call& call, const ExchangePtr& exchange);
+  std::vector<Step> reduce_scatter_steps(
+      const std::vector<ReduceSegment>& segments,
+      const Reduction& reduction,
+      const ExchangePtr& exchange
+  );
+  void add_sends(
+      std::vector<Step>& steps,
+      const std::vector<ReduceSegment>& segments,
+      at::ScalarType wire,
+      int peer,
+      const ExchangePtr& exchange
+  );
   std::vector<Step> all_reduce_steps(const Call& call, const ExchangePtr& exchange);
   std::vector<Step> small_all_reduce_steps(const Call& call, const ExchangePtr& exchange);
   std::vector<Step> broadcast_steps(const Call& call, const ExchangePtr& exchange);
@@ -69,6 +84,7 @@ class MessageCommunicator : public Communicator {
   std::vector<Step> all_to_all_steps(const Call& call);
   std::vector<Step> barrier_steps(const ExchangePtr& exchange);
 
+  CollectiveNote note_of(const Call& call) const;
   std::vector<Step> steps_of(const Call& call, const ExchangePtr& exchange);
   void run_alone(const Call& call);
   void copy_own(Step& step, std::byte* to, const std::byte* from, std::int64_t bytes);

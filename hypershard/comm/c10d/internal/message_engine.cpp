@@ -11,8 +11,10 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "hypershard/comm/c10d/internal/backend_text.h"
+#include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 #include "hypershard/core/hash.h"
+#include "hypershard/core/random.h"
 
 namespace hypershard::comm::internal {
 namespace {
@@ -28,6 +30,8 @@ constexpr std::uint64_t kSequenceMask = 0x1ff;
 constexpr std::uint64_t kSignatureMask = 0x1fff;
 constexpr int kProbeTag = 0x7fffffff;
 constexpr int kMaxInFlight = 500;
+
+constexpr std::uint64_t kJitterStream = 0x6a69747465720000;  // nobody else's
 
 int tag_of(const Exchange& exchange, const Message& message) {
   std::uint64_t hash = hash_combine(exchange.signature, static_cast<std::uint64_t>(message.bytes));
@@ -47,8 +51,12 @@ std::int64_t bytes_to_send(const Step& step) {
 
 }  // namespace
 
-MessageEngine::MessageEngine(c10::intrusive_ptr<::c10d::Backend> backend)
-    : backend_(std::move(backend)), probe_byte_(at::zeros({1}, at::kByte)) {
+MessageEngine::MessageEngine(
+    c10::intrusive_ptr<::c10d::Backend> backend, const LinkDelay& link_delay
+)
+    : backend_(std::move(backend)),
+      probe_byte_(at::zeros({1}, at::kByte)),
+      link_delay_(link_delay) {
   if (backend_ != nullptr) {
     poster_ = std::thread([this] { post_loop(); });
     waiter_ = std::thread([this] { wait_loop(); });
@@ -80,7 +88,10 @@ void MessageEngine::start(const ExchangePtr& exchange, std::vector<Step> steps) 
     }
     exchange->num_open_steps = static_cast<int>(steps.size());
     exchange->is_done = steps.empty();
-    num_in_flight_ += steps.empty() ? 0 : 1;
+    if (!steps.empty()) {
+      ++num_in_flight_;
+      busy_.begin();
+    }
   }
   if (steps.empty()) {
     exchange->tensors.clear();
@@ -105,18 +116,33 @@ void MessageEngine::add(const ExchangePtr& exchange, Step step) {
 
 void MessageEngine::submit(const ExchangePtr& exchange, Step step, bool on_own_thread) {
   Item item{exchange, std::move(step), {}};
-  const bool is_small = bytes_to_send(item.step) <= kInlineBytes && !item.step.meanwhile;
+  const bool is_small =
+      bytes_to_send(item.step) <= kInlineBytes && !item.step.meanwhile && link_delay_.delay_us == 0;
   {
     const std::lock_guard lock(mutex_);
     // First steps must be posted in program order on all ranks; later ones only send, so may
     // overtake.
     if (!is_small || (!on_own_thread && (is_posting_ || !post_queue_.empty()))) {
+      item.due_ns = next_due_ns_locked();
       post_queue_.push_back(std::move(item));
       to_post_.notify_one();
       return;
     }
   }
   post(std::move(item));
+}
+
+// Delays never let one message overtake another, as a link does not.
+std::int64_t MessageEngine::next_due_ns_locked() {
+  if (link_delay_.delay_us == 0) {
+    return 0;
+  }
+  const double jitter = 2 * uniform_at(link_delay_.seed, kJitterStream, num_delayed_++) - 1;
+  const auto delay_us =
+      link_delay_.delay_us +
+      static_cast<std::int64_t>(jitter * static_cast<double>(link_delay_.jitter_us));
+  last_due_ns_ = std::max(last_due_ns_, now_ns() + std::max<std::int64_t>(delay_us, 0) * 1000);
+  return last_due_ns_;
 }
 
 MessageEngine::WorkPtr MessageEngine::post_message(
@@ -136,7 +162,11 @@ void MessageEngine::post(Item item) {
     for (const Message& message : item.step.receives) {
       item.receives.push_back(post_message(*item.exchange, message, /*is_send=*/false));
     }
+    if (item.step.prepare) {
+      item.step.prepare();
+    }
     for (const Message& message : item.step.sends) {
+      sent_bytes_ += message.bytes;
       WorkPtr work = post_message(*item.exchange, message, /*is_send=*/true);
       const std::lock_guard lock(mutex_);
       item.exchange->sends.push_back(std::move(work));
@@ -167,6 +197,12 @@ void MessageEngine::post_loop() {
     to_post_.wait(lock, [&] { return is_stopping_ || (!failure_ && !post_queue_.empty()); });
     if (is_stopping_) {
       return;
+    }
+    if (const std::int64_t left_ns = post_queue_.front().due_ns - now_ns(); left_ns > 0) {
+      to_post_.wait_for(lock, std::chrono::nanoseconds(left_ns), [&] {
+        return is_stopping_ || failure_.has_value();
+      });
+      continue;
     }
     Item item = std::move(post_queue_.front());
     post_queue_.pop_front();
@@ -246,6 +282,7 @@ void MessageEngine::finish(Item& item) {
     const std::lock_guard lock(mutex_);
     exchange.is_done = true;
     --num_in_flight_;
+    busy_.end();
   }
   changed_.notify_all();
 }
@@ -298,6 +335,11 @@ void MessageEngine::abort_locked() {
 bool MessageEngine::has_failed() const {
   const std::lock_guard lock(mutex_);
   return failure_.has_value();
+}
+
+std::int64_t MessageEngine::busy_ns() const {
+  const std::lock_guard lock(mutex_);
+  return busy_.busy_ns();
 }
 
 std::string MessageEngine::failure() const {

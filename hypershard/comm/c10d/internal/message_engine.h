@@ -2,6 +2,7 @@
 // off the caller's thread, and runs what follows (sums, forwards) as soon as the pieces are there.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "hypershard/comm/c10d/internal/staging_pool.h"
+#include "hypershard/comm/c10d/link_delay.h"
+#include "hypershard/comm/internal/busy_clock.h"
 
 namespace c10d {
 class Backend;
@@ -42,6 +45,7 @@ inline constexpr std::uint32_t kMaxMessageIndex = 512;
 struct Step {
   std::vector<Message> receives;
   std::vector<Message> sends;
+  std::function<void()> prepare;  ///< runs before the sends are posted: makes what they carry
   std::function<void()>
       meanwhile;               ///< runs once the messages are posted, before anyone waits for them
   std::function<void()> then;  ///< runs on the engine's thread when all receives have arrived
@@ -75,15 +79,18 @@ enum class Progress { kDone, kPending, kFailed };
 /// Two threads: one posts, since a send writes into the socket until that is full and the caller
 /// has better things to do; one waits for messages in the order in which they were posted, which
 /// cannot deadlock because a step depends only on steps posted before it. Small steps are posted by
-/// the caller. Work on arrived pieces runs on the second thread: it overlaps with the caller's
-/// computing and with the pieces that are still under way, and finds its data in the cache.
+/// the caller, unless the link is to be slow. Work on arrived pieces runs on the second thread: it
+/// overlaps with the caller's computing and with the pieces that are still under way, and finds its
+/// data in the cache.
 ///
 /// A failure is final: every collective in flight fails, their memory is kept until destruction.
 /// Threads: all methods from any thread, except where said.
 class MessageEngine {
  public:
   /// A null back end is for a group of one rank, which starts nothing.
-  explicit MessageEngine(c10::intrusive_ptr<::c10d::Backend> backend);
+  explicit MessageEngine(
+      c10::intrusive_ptr<::c10d::Backend> backend, const LinkDelay& link_delay = {}
+  );
   /// Abandons what is in flight.
   ~MessageEngine();
   MessageEngine(const MessageEngine&) = delete;
@@ -112,6 +119,10 @@ class MessageEngine {
   void probe(int num_peers, int rank);
 
   const std::shared_ptr<StagingPool>& staging() const { return staging_; }
+  /// Returns how long at least one collective was in flight.
+  std::int64_t busy_ns() const;
+  /// Returns the bytes of all sends posted, those of barriers and probes too.
+  std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
@@ -119,9 +130,11 @@ class MessageEngine {
     ExchangePtr exchange;
     Step step;
     std::vector<WorkPtr> receives;
+    std::int64_t due_ns = 0;  // not posted before; of a link that is to be slow
   };
 
   void submit(const ExchangePtr& exchange, Step step, bool on_own_thread);
+  std::int64_t next_due_ns_locked();
   void post(Item item);
   WorkPtr post_message(const Exchange& exchange, const Message& message, bool is_send);
   void post_loop();
@@ -141,11 +154,16 @@ class MessageEngine {
   std::condition_variable to_wait_;
   std::condition_variable changed_;
   std::deque<Item> post_queue_;
+  LinkDelay link_delay_;
+  std::uint64_t num_delayed_ = 0;
+  std::int64_t last_due_ns_ = 0;
   std::deque<Item> wait_queue_;
   bool is_posting_ = false;
   bool is_stopping_ = false;
   std::optional<std::string> failure_;
   int num_in_flight_ = 0;
+  BusyClock busy_;
+  std::atomic<std::int64_t> sent_bytes_ = 0;
   std::vector<WorkPtr> current_;  // of the item that is being finished
   std::optional<int> awaited_peer_;
   std::vector<Item> abandoned_;

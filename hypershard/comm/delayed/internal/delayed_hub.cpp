@@ -230,8 +230,10 @@ bool DelayedHub::complete_asked(std::unique_lock<std::mutex>& lock) {
     try {
       if (error == nullptr) {
         check_frozen(*item);
-        if (item->output_bytes > 0) {
-          std::memcpy(item->output, item->result, static_cast<std::size_t>(item->output_bytes));
+        for (const DelayedResult& result : item->results) {
+          if (result.bytes > 0) {
+            std::memcpy(result.output, result.result, static_cast<std::size_t>(result.bytes));
+          }
         }
       }
     } catch (...) {  // raw-throw: rethrown by the caller's wait()

@@ -28,14 +28,19 @@ struct FrozenBytes {
   std::int64_t bytes;
 };
 
+/// A stretch of the caller's memory that a result goes to once the work is complete.
+struct DelayedResult {
+  std::byte* output;        ///< the caller's
+  const std::byte* result;  ///< where the inner collective leaves it
+  std::int64_t bytes;
+};
+
 /// One delayed collective. The caller's thread makes it; afterwards the hub's mutex guards it.
 struct DelayedItem {
-  std::string text;                   ///< for messages
-  std::function<WorkPtr()> launch;    ///< starts the inner collective
-  std::vector<at::Tensor> held;       ///< keeps alive what the pointers below point to
-  std::byte* output = nullptr;        ///< the caller's
-  const std::byte* result = nullptr;  ///< where the inner collective leaves it
-  std::int64_t output_bytes = 0;
+  std::string text;                 ///< for messages
+  std::function<WorkPtr()> launch;  ///< starts the inner collective
+  std::vector<at::Tensor> held;     ///< keeps alive what the pointers below point to
+  std::vector<DelayedResult> results;
   std::vector<FrozenBytes> frozen;
   double timeout_s = 0;
   int tests_to_fail = 0;

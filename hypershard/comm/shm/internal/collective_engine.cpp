@@ -64,6 +64,7 @@ std::shared_ptr<PendingCall> CollectiveEngine::post(SharedCall call) {
   pending->sequence = next_sequence_++;
   fill_record(*pending);
   pending_.push_back(pending);
+  busy_.begin();
   stage();
   sync_.publish(sync_.block().counters(sync_.rank()).posted, pending->sequence + 1);
   return pending;
@@ -132,7 +133,7 @@ void CollectiveEngine::wait_for_ring_room() {
         }
         return state == Advance::kMoved ? state : Advance::kStuck;
       },
-      wait_text(nullptr)
+      [this] { return wait_text(nullptr); }
   );
 }
 
@@ -146,6 +147,7 @@ void CollectiveEngine::fill_record(PendingCall& pending) {
   record.op = static_cast<std::uint8_t>(call.op);
   record.reduce = static_cast<std::uint8_t>(call.reduce.op);
   record.divisor = call.reduce.divisor;
+  record.wire = static_cast<std::uint8_t>(call.reduce.wire.value_or(at::ScalarType::Undefined));
   record.root = call.root;
   record.unit_hash = hash_bytes(call.unit);
   std::memcpy(record.unit, call.unit.data(), std::min(call.unit.size(), kUnitText - 1));
@@ -210,7 +212,7 @@ bool CollectiveEngine::test(PendingCall& pending) {
   if (advance(lag) == Advance::kDone) {
     return true;
   }
-  sync_.glance(advance, wait_text(&pending));
+  sync_.glance(advance, [&] { return wait_text(&pending); });
   return is_complete(pending, lag);
 }
 
@@ -222,7 +224,7 @@ void CollectiveEngine::wait(PendingCall& pending) {
                : state == Advance::kMoved ? Advance::kMoved
                                           : Advance::kStuck;
       },
-      wait_text(&pending)
+      [&] { return wait_text(&pending); }
   );
 }
 
@@ -234,7 +236,7 @@ void CollectiveEngine::wait_released(PendingCall& pending) {
                : state == Advance::kMoved                ? Advance::kMoved
                                                          : Advance::kStuck;
       },
-      wait_text(&pending)
+      [&] { return wait_text(&pending); }
   );
 }
 

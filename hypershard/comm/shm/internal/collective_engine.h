@@ -11,7 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/util/SmallVector.h>
+
 #include "hypershard/comm/arena.h"
+#include "hypershard/comm/internal/busy_clock.h"
 #include "hypershard/comm/shm/internal/group_sync.h"
 #include "hypershard/comm/shm/internal/shared_call.h"
 #include "hypershard/comm/shm/internal/staging_ring.h"
@@ -31,11 +34,11 @@ struct PendingCall {
   std::uint64_t sequence = 0;
   Cut cut;
   CallRecord* record = nullptr;
-  const std::int64_t* counts = nullptr;        ///< this rank's, in the control block
-  std::shared_ptr<const RegionTable> regions;  ///< as they were at the call
-  std::vector<const CallRecord*> peers;        ///< null until seen and compared
-  std::vector<std::int64_t> taken;             ///< pieces taken, by source
-  std::int64_t staged = 0;                     ///< own steps copied into staging
+  const std::int64_t* counts = nullptr;          ///< this rank's, in the control block
+  std::shared_ptr<const RegionTable> regions;    ///< as they were at the call
+  c10::SmallVector<const CallRecord*, 8> peers;  ///< null until seen and compared
+  c10::SmallVector<std::int64_t, 8> taken;       ///< pieces taken, by source
+  std::int64_t staged = 0;                       ///< own steps copied into staging
   std::int64_t num_reduced = 0;
   std::int64_t num_gathered = 0;
   std::uint64_t first_reduced = 0;  ///< in the common count of all-reduce pieces
@@ -70,6 +73,7 @@ class CollectiveEngine : public std::enable_shared_from_this<CollectiveEngine> {
   void leave() noexcept;
 
   GroupSync& sync() { return sync_; }
+  std::int64_t busy_ns() const { return busy_.busy_ns(); }
   /// Works off what can be worked off now.
   Advance progress(Lag& lag);
 
@@ -121,6 +125,7 @@ class CollectiveEngine : public std::enable_shared_from_this<CollectiveEngine> {
   std::uint64_t next_sequence_ = 0;
   std::uint64_t next_step_ = 0;
   std::uint64_t next_reduced_ = 0;
+  BusyClock busy_;
   std::deque<std::shared_ptr<PendingCall>> pending_;     ///< not done
   std::deque<std::shared_ptr<PendingCall>> unreleased_;  ///< done, read in place
   std::uint32_t next_region_ = 0;

@@ -38,8 +38,8 @@ void CollectiveEngine::compare(const PendingCall& pending, const CallRecord& the
   const CallRecord& mine = *pending.record;
   const std::int64_t* their_counts = sync_.block().counts(peer, pending.sequence);
   bool same = mine.op == theirs.op && mine.dtype == theirs.dtype && mine.reduce == theirs.reduce &&
-              mine.divisor == theirs.divisor && mine.root == theirs.root &&
-              mine.unit_hash == theirs.unit_hash;
+              mine.divisor == theirs.divisor && mine.wire == theirs.wire &&
+              mine.root == theirs.root && mine.unit_hash == theirs.unit_hash;
   const Op op = pending.call.op;
   if (op == Op::kAllToAll) {
     same = same &&
@@ -77,6 +77,8 @@ std::string CollectiveEngine::describe(const CallRecord& record, const std::int6
   if (op == Op::kAllReduce || op == Op::kReduceScatter) {
     text += ", " + to_text(static_cast<ReduceOp>(record.reduce));
     text += record.divisor == 1 ? "" : concat_text(" divided by ", record.divisor);
+    const auto wire = static_cast<c10::ScalarType>(record.wire);
+    text += wire == c10::ScalarType::Undefined ? "" : " as " + dtype_text(wire);
   } else if (op == Op::kBroadcast) {
     text += concat_text(", root ", record.root);
   }

@@ -289,7 +289,7 @@ Advance CollectiveEngine::reduce_scatter(PendingCall& pending, Lag& lag) {
   const int self = sync_.rank();
   const std::int64_t count = pending.counts[self];
   bool moved = false;
-  std::vector<const std::byte*> inputs(static_cast<std::size_t>(sync_.size()));
+  c10::SmallVector<const std::byte*, 8> inputs(static_cast<std::size_t>(sync_.size()));
   while (pending.num_reduced * pending.cut.run() < count) {
     const std::int64_t step = pending.num_reduced;
     bool ready = true;
@@ -366,14 +366,14 @@ bool CollectiveEngine::reduce_piece(PendingCall& pending, std::int64_t step, Lag
   }
   const Timed timed(sync_.stats().reduce_ns);
   const Piece piece = pending.cut.piece(pending.counts, self, self, step);
-  std::vector<const std::byte*> inputs(static_cast<std::size_t>(sync_.size()));
+  c10::SmallVector<const std::byte*, 8> inputs(static_cast<std::size_t>(sync_.size()));
   for (int source = 0; source < sync_.size(); ++source) {
     inputs[static_cast<std::size_t>(source)] = address(pending, source, step, piece);
   }
   const std::int64_t element = element_bytes(call);
   std::byte* output = data(call.output) + piece.offset * element;
   const auto dtype = call.output.scalar_type();
-  ordered_reduce(output, dtype, inputs, dtype, piece.numel, call.reduce);
+  ordered_reduce(output, dtype, inputs, dtype, piece.numel, call.reduce, /*rounds_result=*/true);
   if (pending.record->place == Place::kStaged && !pending.cut.tiny()) {
     // Into the step itself: of this part of it nobody but this rank reads the input.
     const std::uint64_t number = pending.record->first_step + static_cast<std::uint64_t>(step);
@@ -417,6 +417,7 @@ bool CollectiveEngine::gather_piece(PendingCall& pending, std::int64_t step, Lag
 
 void CollectiveEngine::finish(PendingCall& pending) {
   pending.done = true;
+  busy_.end();
   sync_.publish(sync_.block().counters(sync_.rank()).finished, pending.sequence + 1);
 }
 

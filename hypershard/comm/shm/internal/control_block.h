@@ -39,6 +39,7 @@ struct CallRecord {
   std::uint8_t op;
   std::uint8_t dtype;
   std::uint8_t reduce;
+  std::uint8_t wire;     ///< of a reduction, Undefined if values are not rounded
   char unit[kUnitText];  ///< cut to fit, with a zero at its end
 };
 

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::int64_t kSliceNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 20'000;
+// A wait that lasts so long asks the rest of the job what is wrong.
+constexpr std::int64_t kPatientNs = 1'000'000'000;
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -100,6 +102,7 @@ class GroupSync::Sleep {
   bool timed_out() const {
     return static_cast<double>(now_ns() - moved_ns_) * 1e-9 > sync_.info_.timeout_s;
   }
+  bool is_long() const { return now_ns() - moved_ns_ > kPatientNs; }
   bool slice_over() {
     const std::int64_t now = now_ns();
     if (now < next_look_ns_) {
@@ -161,13 +164,14 @@ void GroupSync::fail(const std::string& text) {
   HS_FAIL(CommError, "comm.", source_->name(), ": ", text);
 }
 
-void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
   lag_.clear();
   Advance state = advance(lag_);  // first: what is complete stays good when the group fails later
   if (state == Advance::kDone) {
     return;
   }
   Sleep sleep(*this);
+  std::function<std::string()> why;
   while (state != Advance::kDone) {
     if (spins_ && sleep.spinning()) {
       relax();
@@ -181,21 +185,28 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, const Wa
     if (state == Advance::kMoved) {
       sleep.moved();
       sleep.awake();
+      why = nullptr;
     } else if (state == Advance::kStuck && lag_.mask() != 0 && sleep.covers(lag_.mask())) {
       check();
       futex_wait(mine.bell, bell, kSliceNs);
       if (!check_left(advance, text) && sleep.slice_over()) {
         check_lost(advance, text);
+        if (why == nullptr && sleep.is_long()) {
+          why = source_->watch_stall(text().during());
+        }
         if (sleep.timed_out()) {
-          check_time(advance, text);
+          check_time(advance, text, why);
         }
       }
     }
   }
 }
 
-bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
-  for (const int peer : std::vector<int>(lag_.ranks())) {
+bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
+  const std::vector<int> ranks(
+      lag_.ranks().begin(), lag_.ranks().end()
+  );  // `advance` fills it anew
+  for (const int peer : ranks) {
     if (block_.counters(peer).left.load(std::memory_order_seq_cst) == 0) {
       continue;
     }
@@ -203,7 +214,7 @@ bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, const Wa
     lag_.clear();
     if (advance(lag_) == Advance::kStuck && lag_.has(peer)) {
       fail(
-          rank_text(peer) + " left (its communicator was destroyed) during " + text.during() +
+          rank_text(peer) + " left (its communicator was destroyed) during " + text().during() +
           "; " + last_call_text(peer)
       );
     }
@@ -212,30 +223,36 @@ bool GroupSync::check_left(const std::function<Advance(Lag&)>& advance, const Wa
   return false;
 }
 
-void GroupSync::check_lost(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::check_lost(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
   for (const int lost : source_->lost_peers()) {
     if (block_.counters(lost).left.load(std::memory_order_seq_cst) == 0) {
       fail_if_still_stuck(advance, [&] {
-        return rank_text(lost) + " died (its connection closed) during " + text.during() + "; " +
+        return rank_text(lost) + " died (its connection closed) during " + text().during() + "; " +
                last_call_text(lost);
       });
     }
   }
 }
 
-void GroupSync::check_time(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::check_time(
+    const std::function<Advance(Lag&)>& advance,
+    MakeWaitText text,
+    const std::function<std::string()>& why
+) {
   fail_if_still_stuck(advance, [&] {
     std::string all;
     for (const int peer : lag_.ranks()) {
       all += all.empty() ? "" : "; ";
-      all += rank_text(peer) + " " + text.missing(peer) +
+      all += rank_text(peer) + " " + text().missing(peer) +
              concat_text(" within ", info_.timeout_s, " s; ") + last_call_text(peer);
     }
-    return all;
+    // The peers may wait for somebody outside the group in their turn.
+    const std::string cause = why ? why() : "";
+    return cause.empty() ? all : all + "; " + cause;
   });
 }
 
-void GroupSync::glance(const std::function<Advance(Lag&)>& advance, const WaitText& text) {
+void GroupSync::glance(const std::function<Advance(Lag&)>& advance, MakeWaitText text) {
   check();
   const std::int64_t now = now_ns();
   if (now < next_glance_ns_) {

@@ -9,6 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
 #include "hypershard/comm/communicator.h"
 #include "hypershard/comm/shm/internal/control_block.h"
 #include "hypershard/comm/shm/internal/region_source.h"
@@ -30,11 +33,11 @@ class Lag {
   bool has(int rank) const;
   /// Returns one bit a rank, modulo 64.
   std::uint64_t mask() const { return mask_; }
-  const std::vector<int>& ranks() const { return ranks_; }
+  const c10::SmallVector<int, 8>& ranks() const { return ranks_; }
 
  private:
   std::uint64_t mask_ = 0;
-  std::vector<int> ranks_;
+  c10::SmallVector<int, 8> ranks_;
 };
 
 /// How a wait is told in an error.
@@ -42,6 +45,9 @@ struct WaitText {
   std::function<std::string()> during;           ///< `all_gather #3 for unit 'x' on 'shard'`
   std::function<std::string(int rank)> missing;  ///< `has not joined all_gather #3 …`
 };
+
+/// Makes the texts when they are needed, which is hardly ever; it lives as long as the wait.
+using MakeWaitText = c10::function_ref<WaitText()>;
 
 /// Writes a failure into a group's memory, unless there is one already, and wakes its ranks.
 /// Threads: any that maps the block.
@@ -77,11 +83,11 @@ class GroupSync {
   /// Repeats `advance` until it is done, sleeping while it is stuck.
   /// Errors: CommError if a rank that is waited for has died, left or not moved within the
   /// time-out, or if the group has failed elsewhere; whatever `advance` throws.
-  void wait_until(const std::function<Advance(Lag&)>& advance, const WaitText& text);
+  void wait_until(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
 
   /// Looks after the peers between waits, now and then; for callers that poll.
   /// Errors: as wait_until, without the time-out.
-  void glance(const std::function<Advance(Lag&)>& advance, const WaitText& text);
+  void glance(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
 
   /// Names a rank for messages: `rank 1 (global 3)`.
   std::string rank_text(int rank) const;
@@ -90,9 +96,13 @@ class GroupSync {
 
  private:
   class Sleep;
-  bool check_left(const std::function<Advance(Lag&)>& advance, const WaitText& text);
-  void check_lost(const std::function<Advance(Lag&)>& advance, const WaitText& text);
-  void check_time(const std::function<Advance(Lag&)>& advance, const WaitText& text);
+  bool check_left(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
+  void check_lost(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
+  void check_time(
+      const std::function<Advance(Lag&)>& advance,
+      MakeWaitText text,
+      const std::function<std::string()>& why
+  );
   void fail_if_still_stuck(
       const std::function<Advance(Lag&)>& advance, const std::function<std::string()>& failure
   );

@@ -49,6 +49,10 @@ class RegionSource {
   /// Returns the peers whose processes are gone. Costs a system call at most.
   virtual std::vector<int> lost_peers() = 0;
 
+  /// Begins to look what else in the job may hold up a wait that is long; null if there is nobody
+  /// to ask. The result is called once the wait has timed out.
+  virtual std::function<std::string()> watch_stall(std::string /*during*/) { return nullptr; }
+
   /// Keeps tensors that peers may still be reading, until all of them have left.
   virtual void keep(std::vector<at::Tensor> tensors) = 0;
 };

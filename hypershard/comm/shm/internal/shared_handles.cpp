@@ -147,7 +147,7 @@ void SharedEpochBoard::wait_all(
         }
         return state == Advance::kMoved ? Advance::kMoved : Advance::kStuck;
       },
-      wait_text
+      [&] { return wait_text; }
   );
 }
 

@@ -28,10 +28,10 @@ class SharedMemoryCommunicator : public Communicator {
   std::shared_ptr<SymmetricArena> allocate_symmetric(std::int64_t bytes, std::string_view what)
       override;
   std::shared_ptr<EpochBoard> make_epoch_board(int num_rows, std::string_view what) override;
-  CommStats stats() const override;
 
  protected:
   WorkPtr start(Call call) override;
+  CommStats measured() const override;
 
  private:
   void check_shares(std::string_view what) const;

@@ -1,0 +1,152 @@
+// A model that tells when its units run, and a training loop whose publishes either overlap with
+// the forward or are over before it: for the tests of publishing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/adamw.h>
+
+#include "hypershard/shard/engine.h"
+#include "hypershard/shard/test_models.h"
+
+namespace hypershard::shard::test {
+
+inline constexpr std::int64_t kProbedDim = 16;
+inline constexpr int kRootVisit = -1;
+
+/// Called in the forward of each block with its number, and of the root before any block.
+using Visit = std::function<void(int block)>;
+
+struct ProbedBlockImpl : nn::Hookable<ProbedBlockImpl, at::Tensor(at::Tensor), torch::nn::Module> {
+  ProbedBlockImpl(int which, std::shared_ptr<Visit> given)
+      : number(which), visit(std::move(given)), linear(kProbedDim, kProbedDim) {
+    register_module("linear", linear);
+  }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    if (*visit) {
+      (*visit)(number);
+    }
+    return x + at::tanh(linear->forward(x));
+  }
+  int number;
+  std::shared_ptr<Visit> visit;
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(ProbedBlock);
+
+struct ProbedNetImpl : nn::Hookable<ProbedNetImpl, at::Tensor(at::Tensor), torch::nn::Module> {
+  explicit ProbedNetImpl(int num_blocks, at::ScalarType dtype = at::kDouble)
+      : visit(std::make_shared<Visit>()), in(5, kProbedDim) {
+    register_module("in", in);
+    for (int i = 0; i < num_blocks; ++i) {
+      blocks->push_back(ProbedBlock(i, visit));
+    }
+    register_module("blocks", blocks);
+    to(at::kDouble);
+    fill_by_formula(*this);
+    to(dtype);
+  }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    if (*visit) {
+      (*visit)(kRootVisit);
+    }
+    at::Tensor h = in->forward(x);
+    const int count = static_cast<int>(blocks->size());
+    for (int i = 0; i < count; ++i) {
+      const int number = last_first ? count - 1 - i : i;
+      if (number != skip_block) {
+        h = blocks[static_cast<std::size_t>(number)]->as<ProbedBlockImpl>()->forward(h);
+      }
+    }
+    return h;
+  }
+  using torch::nn::Module::to;
+  std::shared_ptr<Visit> visit;
+  torch::nn::Linear in;
+  torch::nn::ModuleList blocks;
+  int skip_block = -1;
+  bool last_first = false;  ///< runs the blocks in reverse
+};
+TORCH_MODULE(ProbedNet);
+
+/// Sleeps now and then, at other times on every rank.
+class RandomSleep {
+ public:
+  explicit RandomSleep(int rank) : random_(static_cast<std::uint64_t>(rank) + 29) {}
+  void pass(int most_us) {
+    if (random_() % 4 == 0) {
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(random_() % static_cast<std::uint64_t>(most_us))
+      );
+    }
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+struct ProbedRun {
+  FullyShardOptions options;
+  int replicate = 1;
+  int num_blocks = 4;
+  int steps = 5;
+  at::ScalarType dtype = at::kDouble;
+  bool overlap = true;  ///< off: sync_runtime() before each forward, so that nothing is under way
+  bool sleeps = false;
+};
+
+/// The loss of each step, then every parameter: the same on all ranks but for the losses.
+inline std::vector<at::Tensor> train_probed(
+    const std::shared_ptr<comm::World>& world, const ProbedRun& run
+) {
+  ProbedNet model(run.num_blocks, run.dtype);
+  const auto sleep = std::make_shared<RandomSleep>(world->rank());
+  if (run.sleeps) {
+    *model->visit = [sleep](int) { sleep->pass(60); };
+  }
+  FullyShardOptions options = run.options;
+  options.units = {"blocks.*"};
+  const ShardedModel sharded = fully_shard(*model, make_mesh(world, run.replicate), options);
+  torch::optim::AdamW optimizer(sharded.update_tensors(), torch::optim::AdamWOptions(0.01));
+  std::vector<at::Tensor> found;
+  for (int step = 0; step < run.steps; ++step) {
+    if (run.sleeps) {
+      sleep->pass(1000);  // the ranks come to the publish at different times
+    }
+    if (!run.overlap) {
+      sharded.sync_runtime();
+    }
+    const at::Tensor batch = make_inputs(2 * world->size(), 5, step, run.dtype);
+    const at::Tensor loss =
+        loss_of(model->forward(rows_of(batch, world->rank(), world->size())).to(at::kDouble));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    found.push_back(loss.detach());
+  }
+  for (const std::string& name : sharded.parameter_names()) {
+    found.push_back(sharded.full_parameter(name));
+  }
+  return found;
+}
+
+inline void expect_same_run(
+    const std::vector<at::Tensor>& found,
+    const std::vector<at::Tensor>& expected,
+    const std::string& what
+) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    ASSERT_TRUE(at::equal(found[i], expected[i])) << what << ", entry " << i;
+  }
+}
+
+}  // namespace hypershard::shard::test

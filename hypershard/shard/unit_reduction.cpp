@@ -1,0 +1,78 @@
+// See unit_reduction.h.
+#include "hypershard/shard/unit_reduction.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hypershard/shard/group.h"
+
+namespace hypershard::shard {
+
+void UnitReduction::start_inside() {
+  for (GroupReduction& each : groups_) {
+    each.group->sum_inside(each);
+  }
+}
+
+void UnitReduction::inside_done() {
+  keep_works();
+  step_ = Step::kWaiting;
+}
+
+void UnitReduction::start_plan() {
+  keep_works();
+  for (GroupReduction& each : groups_) {
+    each.group->sum_plan(each);
+  }
+  step_ = Step::kPlan;
+}
+
+void UnitReduction::finish() {
+  keep_works();
+  for (GroupReduction& each : groups_) {
+    each.group->rest(each);
+  }
+  step_ = Step::kFinished;
+}
+
+bool UnitReduction::test() {
+  return std::all_of(groups_.begin(), groups_.end(), [](const GroupReduction& each) {
+    return !each.work || each.work->test();
+  });
+}
+
+void UnitReduction::wait() {
+  for (const GroupReduction& each : groups_) {
+    if (each.work) {
+      each.work->wait();
+    }
+  }
+}
+
+void UnitReduction::keep_works() {
+  for (GroupReduction& each : groups_) {
+    if (each.work) {
+      read_.push_back(std::move(each.work));
+      each.work = nullptr;
+    }
+  }
+}
+
+bool UnitReduction::leaves_early() const {
+  return std::all_of(groups_.begin(), groups_.end(), [](const GroupReduction& each) {
+    return each.group->leaves_early(each);
+  });
+}
+
+bool UnitReduction::has_left_buffer() const {
+  return step_ == Step::kFinished || (step_ != Step::kInside && leaves_early());
+}
+
+void UnitReduction::wait_released() {
+  for (const comm::WorkPtr& work : read_) {
+    work->wait_released();
+  }
+  read_.clear();
+}
+
+}  // namespace hypershard::shard
