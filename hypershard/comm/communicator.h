@@ -70,6 +70,7 @@ struct GroupInfo {
 struct CommStats {
   std::int64_t wait_ns =
       0;  ///< the calling thread stood in wait()/wait_released()/wait_all() with nothing to do
+  std::int64_t asleep_ns = 0;  ///< of that, it did not even spin; shared memory only
   std::int64_t reduce_ns = 0;  ///< the calling thread did arithmetic or copies of a collective
   std::int64_t staged_bytes =
       0;  ///< copied into or out of staging because a tensor was not in shared memory

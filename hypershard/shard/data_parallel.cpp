@@ -55,6 +55,30 @@ void extend(
   }
 }
 
+// Other ways to lie on a data axis would be taken for Flat.
+void check_only_flat(
+    const layout::PlaneLayouts& layouts,
+    const layout::DeviceMesh& mesh,
+    const layout::DataAxes& axes
+) {
+  for (const layout::Layout* layout : {&layouts.runtime, &layouts.gradient, &layouts.update}) {
+    for (std::size_t i = 0; i < mesh.axes().size(); ++i) {
+      const std::string& name = mesh.axes()[i].name;
+      const layout::Placement& placement = layout->placements[i];
+      HS_SUPPORTED(
+          (name != axes.replicate && name != axes.shard) || !placement.splits() ||
+              placement == layout::Placement::flat(),
+          "shard: the data axis '",
+          name,
+          "' has the placement ",
+          placement,
+          "; data axes take Replicate or Flat",
+          HS_HINT("cut dimensions of tensors on an axis of a plan")
+      );
+    }
+  }
+}
+
 DataAxis make_axis(const comm::ProcessMesh& mesh, const std::string& name) {
   DataAxis axis;
   axis.name = name;
@@ -89,6 +113,7 @@ DataParallel make_data_parallel(
     const comm::ProcessMesh& mesh, const layout::PlaneLayouts& layouts, const layout::DataAxes& axes
 ) {
   layout::check_plane_layouts(layouts, mesh.mesh(), axes);
+  check_only_flat(layouts, mesh.mesh(), axes);
   DataParallel result;
   result.layouts = layouts;
   result.replicate_axis = axes.replicate;

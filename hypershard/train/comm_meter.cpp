@@ -53,6 +53,7 @@ comm::CommStats CommMeter::stats(layout::Tier tier) const {
     if (communicator->info().tier == tier) {
       const comm::CommStats own = communicator->stats();
       sum.wait_ns += own.wait_ns;
+      sum.asleep_ns += own.asleep_ns;
       sum.reduce_ns += own.reduce_ns;
       sum.staged_bytes += own.staged_bytes;
       sum.busy_ns += own.busy_ns;

@@ -322,6 +322,7 @@ void RunConfigFile::add_checks() {
     internal::check_text(config_, problems);
     internal::check_precision(config_, problems);
     internal::check_schedule(config_, problems);
+    internal::check_layouts(config_.parallel.layouts, problems);
     internal::check_plan(config_, problems);
     internal::check_world(config_, world_size_, problems);
   });

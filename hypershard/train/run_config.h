@@ -54,9 +54,19 @@ struct DataSection {
   bool shuffle = true;
 };
 
+/// The data axes (`replicate`, `shard`) that each plane is split along, instead of a strategy's.
+struct StatedLayouts {
+  std::vector<std::string> runtime = {"strategy"};
+  std::vector<std::string> gradient = {"strategy"};
+  std::vector<std::string> update = {"strategy"};
+
+  bool are_given() const;
+};
+
 /// How it is spread over ranks.
 struct ParallelSection {
   layout::Strategy strategy = layout::Strategy::kZero3;
+  StatedLayouts layouts = {};
   int replicate = 1;
   int shard = -1;  ///< -1: what is left
   int tp = 1;      ///< ranks that share one row of data, by a plan

@@ -87,6 +87,31 @@ TEST(RunConfigTest, TensorParallelRanksTakeTheirShareOfTheMesh) {
   EXPECT_FALSE(again.config().has_plan());
 }
 
+TEST(RunConfigTest, LayoutsAreStatedForAllPlanesOverDataAxes) {
+  expect_problem(
+      problem_of(kSmallest, {"parallel.split_runtime=[\"shard\"]"}),
+      {"parallel.split_gradient", "not given", "split_update"}
+  );
+  expect_problem(
+      problem_of(
+          kSmallest,
+          {"parallel.split_runtime=[]",
+           "parallel.split_gradient=[\"tp\"]",
+           "parallel.split_update=[\"shard\"]"}
+      ),
+      {"parallel.split_gradient", "no data axis 'tp'", "replicate"}
+  );
+  EXPECT_EQ(
+      problem_of(
+          kSmallest,
+          {"parallel.split_runtime=[]",
+           "parallel.split_gradient=[]",
+           "parallel.split_update=[\"shard\"]"}
+      ),
+      "(no error)"
+  );
+}
+
 TEST(RunConfigTest, PlanRulesAreReadWithTheRest) {
   RunConfigFile file;
   file.load_text(

@@ -426,12 +426,8 @@ RunPlan plan_run(const RunConfig& config, std::int64_t vocab_size, int world_siz
   const auto mesh = std::make_shared<comm::ProcessMesh>(world, make_mesh(config, topology));
   RunPlan plan(mesh->mesh());
   plan.rank = rank;
-  plan.strategy = to_text(config.parallel.strategy);
-  plan.layouts = layout::plane_layouts(
-      config.parallel.strategy,
-      mesh->mesh(),
-      layout::find_data_axes(mesh->mesh(), config.parallel.strategy)
-  );
+  plan.strategy =
+      config.parallel.layouts.are_given() ? "stated layouts" : to_text(config.parallel.strategy);
   plan.parameters = model::num_parameters(shape);
   plan.flops_per_token = model::flops_per_token(shape, config.model.sequence);
   plan.tokens_per_step = config.batch.global_batch * config.model.sequence;
@@ -440,7 +436,7 @@ RunPlan plan_run(const RunConfig& config, std::int64_t vocab_size, int world_siz
   model::GptImpl model(
       shape, {.device = at::kMeta, .dtype = parameter_dtype(config), .seed = std::nullopt}
   );
-  shard::FullyShardOptions options = shard_options(config);
+  shard::FullyShardOptions options = shard_options(config, mesh->mesh());
   std::optional<plan::AppliedPlan> applied;
   if (config.has_plan()) {
     applied = apply_layout(config, shape, model, mesh);
@@ -450,6 +446,7 @@ RunPlan plan_run(const RunConfig& config, std::int64_t vocab_size, int world_siz
   }
   options.initial_values = shard::InitialValues::kTrust;  // there is nobody to compare with
   const shard::ShardedModel sharded = shard::fully_shard(model, *mesh, options);
+  plan.layouts = sharded.engine().parallel().layouts;
   Planner(config, sharded.engine(), mesh->mesh()).fill(plan);
   return plan;
 }

@@ -134,6 +134,30 @@ INSTANTIATE_TEST_SUITE_P(
             4,
             {"parallel.strategy=hierarchical", "parallel.replicate=2", "parallel.supernodes=2"}
         },
+        Case{
+            "hierarchical_one_rank_a_supernode",
+            2,
+            {"parallel.strategy=hierarchical", "parallel.replicate=2", "parallel.supernodes=2"}
+        },
+        Case{
+            "hierarchical_buckets",
+            4,
+            {"parallel.strategy=hierarchical",
+             "parallel.replicate=2",
+             "parallel.supernodes=2",
+             "parallel.bucket_bytes=1000000000",
+             "precision.wire=bf16"}
+        },
+        Case{"zero3_two_tiers", 4, {"parallel.replicate=2", "parallel.supernodes=2"}},
+        Case{
+            "stated_layouts",
+            4,
+            {"parallel.split_runtime=[]",
+             "parallel.split_gradient=[\"shard\"]",
+             "parallel.split_update=[\"replicate\", \"shard\"]",
+             "parallel.replicate=2",
+             "parallel.supernodes=2"}
+        },
         Case{"accumulate_last", 2, {kOff, "batch.accumulation=3", "batch.sync=last"}},
         Case{"accumulate_every", 2, {kOff, "batch.accumulation=3"}},
         Case{

@@ -41,8 +41,19 @@ std::optional<at::ScalarType> dtype_of(const std::string& word) {
   return std::nullopt;  // auto
 }
 
-bool needs_both_axes(layout::Strategy strategy) {
-  return strategy == layout::Strategy::kHsdp || strategy == layout::Strategy::kHierarchical;
+bool needs_both_axes(const ParallelSection& parallel) {
+  return parallel.strategy == layout::Strategy::kHsdp ||
+         parallel.strategy == layout::Strategy::kHierarchical || parallel.layouts.are_given();
+}
+
+layout::Layout split_along(const std::vector<std::string>& axes, const layout::DeviceMesh& mesh) {
+  layout::Layout layout = layout::replicated_layout(mesh);
+  for (std::size_t i = 0; i < mesh.axes().size(); ++i) {
+    if (std::find(axes.begin(), axes.end(), mesh.axes()[i].name) != axes.end()) {
+      layout.placements[i] = layout::Placement::flat();
+    }
+  }
+  return layout;
 }
 
 std::shared_ptr<model::GptImpl> build_model(
@@ -116,10 +127,17 @@ std::string dtype_word(at::ScalarType dtype) {
   return c10::toString(dtype);
 }
 
-shard::FullyShardOptions shard_options(const RunConfig& config) {
+shard::FullyShardOptions shard_options(const RunConfig& config, const layout::DeviceMesh& mesh) {
   const ParallelSection& parallel = config.parallel;
   shard::FullyShardOptions options;
   options.strategy = parallel.strategy;
+  if (parallel.layouts.are_given()) {
+    options.layouts = {
+        .runtime = split_along(parallel.layouts.runtime, mesh),
+        .gradient = split_along(parallel.layouts.gradient, mesh),
+        .update = split_along(parallel.layouts.update, mesh)
+    };
+  }
   options.units = parallel.units;
   options.precision = {
       .storage = dtype_of(config.precision.storage),
@@ -143,7 +161,7 @@ shard::FullyShardOptions shard_options(const RunConfig& config) {
 layout::DeviceMesh make_mesh(const RunConfig& config, const layout::Topology& topology) {
   const std::vector<int> sizes = config.mesh_sizes(topology.world_size());
   std::vector<layout::MeshAxis> axes;
-  if (sizes[0] > 1 || needs_both_axes(config.parallel.strategy)) {
+  if (sizes[0] > 1 || needs_both_axes(config.parallel)) {
     axes.push_back({"replicate", sizes[0]});
   }
   axes.push_back({"shard", sizes[1]});
@@ -249,7 +267,7 @@ Session::Session(
       data_(std::move(data)),
       shape_(gpt_config(config_, data_.prepared.vocab_size)),
       model_(build_model(config_, shape_)) {
-  shard::FullyShardOptions sharding = shard_options(config_);
+  shard::FullyShardOptions sharding = shard_options(config_, mesh_->mesh());
   if (options.validates || config_.has_plan()) {
     applied_ = apply_layout(config_, shape_, *model_, mesh_);
     sharding.parameters = plan::parameter_specs(applied_->resolved());

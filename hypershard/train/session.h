@@ -26,7 +26,8 @@ class ShardedOptimizer;
 namespace hypershard::train {
 
 /// Returns the options of fully_shard that a configuration asks for.
-shard::FullyShardOptions shard_options(const RunConfig& config);
+/// `mesh` is make_mesh()'s.
+shard::FullyShardOptions shard_options(const RunConfig& config, const layout::DeviceMesh& mesh);
 /// Returns the dtype that the model's parameters are made in.
 at::ScalarType parameter_dtype(const RunConfig& config);
 /// Returns the dtype that the model computes in.

@@ -222,7 +222,31 @@ void check_plan_words(const ParallelSection& parallel, ConfigProblems& problems)
   }
 }
 
+void check_axes(const char* key, const std::vector<std::string>& axes, ConfigProblems& problems) {
+  for (const std::string& axis : axes) {
+    if (axis != "replicate" && axis != "shard") {
+      problems.add(
+          key,
+          axis == "strategy"
+              ? "it is not given, but another plane's axes are (expected all three of "
+                "split_runtime, split_gradient and split_update, or none)"
+              : concat_text(
+                    "there is no data axis '", axis, "' (expected \"replicate\", \"shard\" or both)"
+                )
+      );
+    }
+  }
+}
+
 }  // namespace
+
+void check_layouts(const StatedLayouts& layouts, ConfigProblems& problems) {
+  if (layouts.are_given()) {
+    check_axes("parallel.split_runtime", layouts.runtime, problems);
+    check_axes("parallel.split_gradient", layouts.gradient, problems);
+    check_axes("parallel.split_update", layouts.update, problems);
+  }
+}
 
 void check_plan(const RunConfig& config, ConfigProblems& problems) {
   const ParallelSection& parallel = config.parallel;
@@ -350,6 +374,11 @@ void check_world(const RunConfig& config, int world_size, ConfigProblems& proble
 
 bool ParallelSection::has_plan(std::string_view word) const {
   return std::find(plan.begin(), plan.end(), word) != plan.end();
+}
+
+bool StatedLayouts::are_given() const {
+  const std::vector<std::string> by_strategy = {"strategy"};
+  return runtime != by_strategy || gradient != by_strategy || update != by_strategy;
 }
 
 bool RunConfig::has_plan() const {

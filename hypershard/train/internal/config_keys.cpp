@@ -33,6 +33,22 @@ void bind_parallel(Schema& schema, ParallelSection& parallel) {
                   "`replicate`; hierarchical is hsdp with optimizer state sharded over both."}
       )
       .bind(
+          "split_runtime",
+          &parallel.layouts.runtime,
+          {.doc = "Axes, of \"replicate\" and \"shard\", that runtime parameters are split along, "
+                  "instead of what the strategy says; given together with the next two."}
+      )
+      .bind(
+          "split_gradient",
+          &parallel.layouts.gradient,
+          {.doc = "Axes that reduced gradients are split along."}
+      )
+      .bind(
+          "split_update",
+          &parallel.layouts.update,
+          {.doc = "Axes that update parameters and optimizer state are split along."}
+      )
+      .bind(
           "replicate",
           &parallel.replicate,
           {.min = -1, .doc = "Size of the mesh axis between supernodes; -1 takes what is left."}

@@ -188,7 +188,9 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWait
       why = nullptr;
     } else if (state == Advance::kStuck && lag_.mask() != 0 && sleep.covers(lag_.mask())) {
       check();
+      const Stopwatch asleep;
       futex_wait(mine.bell, bell, kSliceNs);
+      stats_.asleep_ns += asleep.elapsed_ns();
       if (!check_left(advance, text) && sleep.slice_over()) {
         check_lost(advance, text);
         if (why == nullptr && sleep.is_long()) {
