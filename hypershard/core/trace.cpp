@@ -109,6 +109,8 @@ std::string_view to_text(TraceLane lane) {
       return "unshard";
     case TraceLane::kReduce:
       return "reduce";
+    case TraceLane::kBetween:
+      return "between supernodes";
     case TraceLane::kWait:
       return "wait";
     case TraceLane::kPublish:
@@ -172,8 +174,18 @@ void OpenSpan::begin_at_now() {
   begin_ns_ = now_ns();
 }
 
-void OpenSpan::record(TraceLane lane, std::string_view name, std::string_view path) {
-  trace_span({.lane = lane, .name = name, .path = path, .begin_ns = begin_ns_, .end_ns = now_ns()});
+void OpenSpan::record(
+    TraceLane lane, std::string_view name, std::string_view path, TraceFlows flows
+) {
+  trace_span(
+      {.lane = lane,
+       .name = name,
+       .path = path,
+       .begin_ns = begin_ns_,
+       .end_ns = now_ns(),
+       .flow_to = flows.to,
+       .flow_from = flows.from}
+  );
   begin_ns_ = -1;
 }
 

@@ -16,6 +16,7 @@ enum class TraceLane : std::uint8_t {
   kCompute,
   kUnshard,
   kReduce,
+  kBetween,  ///< collectives between supernodes
   kWait,
   kPublish,
   kOptimizer,
@@ -86,6 +87,12 @@ class TraceSpan {
   TraceLane lane_;
 };
 
+/// Arrows of a span: names from next_trace_flow(), 0 for none.
+struct TraceFlows {
+  std::uint64_t to = 0;    ///< to the span that has the same name in `from`
+  std::uint64_t from = 0;  ///< the other way round
+};
+
 /// A span that one event begins and another ends, e.g. the start of a transfer and the wait that
 /// saw its end. Without a begin while tracing, its end records nothing.
 class OpenSpan {
@@ -95,15 +102,15 @@ class OpenSpan {
       begin_at_now();
     }
   }
-  void end(TraceLane lane, std::string_view name, std::string_view path) {
+  void end(TraceLane lane, std::string_view name, std::string_view path, TraceFlows flows = {}) {
     if (begin_ns_ >= 0) [[unlikely]] {
-      record(lane, name, path);
+      record(lane, name, path, flows);
     }
   }
 
  private:
   void begin_at_now();
-  void record(TraceLane lane, std::string_view name, std::string_view path);
+  void record(TraceLane lane, std::string_view name, std::string_view path, TraceFlows flows);
 
   std::int64_t begin_ns_ = -1;
 };

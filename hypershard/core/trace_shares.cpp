@@ -15,7 +15,7 @@ using internal::TraceEvent;
 using internal::TraceKind;
 
 bool is_beside_the_thread(TraceLane lane) {
-  return lane == TraceLane::kUnshard || lane == TraceLane::kReduce;
+  return lane == TraceLane::kUnshard || lane == TraceLane::kReduce || lane == TraceLane::kBetween;
 }
 
 /// A begin or an end, in the order of time; at one time ends come first.

@@ -89,7 +89,10 @@ void Engine::pre_backward(int unit) {
 void Engine::end_backward_span(int unit) {
   if (unit > 0) {
     Unit& ended = *units_[static_cast<std::size_t>(unit)];
-    ended.backward_span.end(TraceLane::kCompute, "backward ", ended.path());
+    ended.backward_flow = trace_enabled() ? next_trace_flow() : 0;
+    ended.backward_span.end(
+        TraceLane::kCompute, "backward ", ended.path(), {.to = ended.backward_flow}
+    );
   }
 }
 
@@ -222,7 +225,6 @@ void Engine::start_ready_reductions() {
            .cross = cross_replicas,
            .rest_in_buffer = static_cast<bool>(update_in_backward)}
       );
-      started->span.begin();
       reductions_.push_back(started);
       buckets_->post(*started);
     }
@@ -252,6 +254,7 @@ bool Engine::advance_inside(bool block) {
   } else if (!next.test()) {
     return false;
   }
+  next.trace_inside();
   buckets_->cross(next);
   ++num_inside_done_;
   return true;
@@ -286,7 +289,7 @@ void Engine::pop_reduction() {
   const std::shared_ptr<UnitReduction> done = std::move(reductions_.front());
   reductions_.pop_front();
   --num_inside_done_;
-  done->span.end(TraceLane::kReduce, "reduce ", done->unit().path());
+  done->trace_end();
   if (update_in_backward && reduces_over_all_axes()) {
     update_unit(done->unit());
   }

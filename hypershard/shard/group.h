@@ -224,6 +224,10 @@ class ParamGroup {
   void rest(GroupReduction& reduction);
   /// Tells whether the sum inside the supernode lies outside the gradient buffer.
   bool leaves_early(const GroupReduction& reduction) const;
+  /// Tells whether its sum goes on to other supernodes.
+  bool crosses(const GroupReduction& reduction) const {
+    return between_.axis != nullptr && reduction.rest != Rest::kPartial;
+  }
   /// Tells whether that sum should get memory of its own, so that the gradient buffer need not wait
   /// for what lies between supernodes.
   bool wants_slice(const ReduceOptions& options) const;

@@ -202,14 +202,13 @@ void ParamGroup::sum_inside(GroupReduction& reduction) {
     return;
   }
   comm::Communicator& ranks = *inside_.axis->reduce;
-  const bool crosses = between_.axis != nullptr && reduction.rest != Rest::kPartial;
   const bool is_last = between_.axis == nullptr && plan_reduce_ == nullptr;
   const comm::Reduction how = sum_or_mean(reduction, is_last);
   if (!inside_.scatters) {
     reduction.work = ranks.all_reduce(slot_, how, unit_);
     return;
   }
-  if (reduction.fresh && (!crosses || (sums_at_rest() && !partial_live_))) {
+  if (reduction.fresh && (!crosses(reduction) || (sums_at_rest() && !partial_live_))) {
     reduction.sum = rest_;
     reduction.rest = Rest::kArrived;
   } else if (reduction.slice.defined()) {
@@ -221,7 +220,7 @@ void ParamGroup::sum_inside(GroupReduction& reduction) {
 }
 
 std::optional<SumBetween> ParamGroup::sum_between(GroupReduction& reduction) {
-  if (between_.axis == nullptr || reduction.rest == Rest::kPartial) {
+  if (!crosses(reduction)) {
     return std::nullopt;
   }
   if (partial_live_) {

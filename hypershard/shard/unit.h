@@ -92,6 +92,7 @@ class Unit {
   int pending = 0;          ///< trainable parameters whose gradient has not come
   Occurrences occurrences;
   OpenSpan backward_span;
+  std::uint64_t backward_flow = 0;  ///< names the arrow from its last backward to its reduction
 
  private:
   int index_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hypershard/shard/group.h"
+#include "hypershard/shard/unit.h"
 
 namespace hypershard::shard {
 
@@ -33,6 +34,29 @@ void UnitReduction::finish() {
     each.group->rest(each);
   }
   step_ = Step::kFinished;
+}
+
+bool UnitReduction::sums_between() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const GroupReduction& each) {
+    return each.group->crosses(each);
+  });
+}
+
+void UnitReduction::trace_inside() {
+  if (!trace_enabled()) {
+    return;
+  }
+  flow_ = sums_between() ? next_trace_flow() : 0;
+  span_.end(
+      TraceLane::kReduce, "reduce ", unit_->path(), {.to = flow_, .from = unit_->backward_flow}
+  );
+  if (flow_ != 0) {
+    span_.begin();
+  }
+}
+
+void UnitReduction::trace_end() {
+  span_.end(TraceLane::kBetween, "reduce ", unit_->path(), {.from = flow_});
 }
 
 bool UnitReduction::test() {

@@ -56,7 +56,7 @@ class UnitReduction {
  public:
   enum class Step : std::uint8_t { kInside, kWaiting, kBetween, kPlan, kFinished };
 
-  explicit UnitReduction(Unit* unit) : unit_(unit) {}
+  explicit UnitReduction(Unit* unit) : unit_(unit) { span_.begin(); }
 
   Unit& unit() const { return *unit_; }
   Step step() const { return step_; }
@@ -86,12 +86,18 @@ class UnitReduction {
   /// Waits until peers have read this rank's gradients; for one that has left its buffer.
   void wait_released();
 
-  OpenSpan span;
+  /// Shows in the trace that the sums inside the supernode are complete, and what follows as done.
+  void trace_inside();
+  void trace_end();
 
  private:
   void keep_works();
 
+  bool sums_between() const;
+
   Unit* unit_;
+  OpenSpan span_;  // of what is under way: inside the supernode, then beyond
+  std::uint64_t flow_ = 0;
   c10::SmallVector<GroupReduction, 2> groups_;
   c10::SmallVector<comm::WorkPtr, 2> read_;  // complete, but peers may still read the buffer
   Step step_ = Step::kInside;
