@@ -165,6 +165,75 @@ std::string collectives_text(const std::vector<PlannedCollective>& collectives) 
   return table.text();
 }
 
+/// What one unit, or one bucket of them, communicates in a step.
+struct Traffic {
+  std::string name;
+  std::int64_t calls[2] = {};  // by tier
+  std::int64_t sent[2] = {};
+
+  bool is_alike(const Traffic& other) const {
+    return std::equal(calls, calls + 2, other.calls) && std::equal(sent, sent + 2, other.sent);
+  }
+};
+
+std::vector<Traffic> traffic_by_unit(const std::vector<PlannedCollective>& collectives) {
+  std::vector<Traffic> all;
+  for (const PlannedCollective& each : collectives) {
+    auto at =
+        std::find_if(all.begin(), all.end(), [&](const Traffic& t) { return t.name == each.unit; });
+    if (at == all.end()) {
+      at = all.insert(all.end(), {.name = each.unit});
+    }
+    const auto tier = static_cast<std::size_t>(each.tier == layout::Tier::kInter);
+    ++at->calls[tier];
+    at->sent[tier] += each.sent_bytes;
+  }
+  return all;
+}
+
+std::string traffic_text(const RunPlan& plan) {
+  const std::vector<Traffic> all = traffic_by_unit(plan.collectives);
+  if (all.empty()) {
+    return "";
+  }
+  const layout::Topology& topology = plan.mesh.topology();
+  const int local = topology.world_size() / std::max(1, topology.num_supernodes());
+  Table table;
+  table.add({"unit or bucket", "calls inside", "sent inside", "calls between", "sent between"});
+  const auto add = [&table](const std::string& name, const Traffic& each) {
+    table.add(
+        {name,
+         std::to_string(each.calls[0]),
+         short_bytes(each.sent[0]),
+         std::to_string(each.calls[1]),
+         short_bytes(each.sent[1])}
+    );
+  };
+  Traffic sum{.name = "all, a rank"};
+  Traffic supernode{.name = "all, a supernode"};
+  for (std::size_t i = 0; i < all.size();) {
+    std::size_t end = i;
+    for (; end < all.size() && all[end].is_alike(all[i]); ++end) {
+      for (const std::size_t tier : {std::size_t{0}, std::size_t{1}}) {
+        sum.calls[tier] += all[end].calls[tier];
+        sum.sent[tier] += all[end].sent[tier];
+        supernode.calls[tier] = sum.calls[tier] * local;
+        supernode.sent[tier] = sum.sent[tier] * local;
+      }
+    }
+    add(end - i == 1
+            ? all[i].name
+            : concat_text(all[i].name, " ... ", all[end - 1].name, " (each of ", end - i, ")"),
+        all[i]);
+    i = end;
+  }
+  add(sum.name, sum);
+  if (topology.num_supernodes() > 1) {
+    add(supernode.name, supernode);
+  }
+  return "\nthe same by unit (inside a supernode, and between supernodes):\n" + table.text();
+}
+
 std::string memory_text(const MemoryPlan& memory) {
   Table table;
   const auto row = [&](const char* what, std::int64_t bytes, const char* note) {
@@ -225,7 +294,8 @@ std::string describe(const RunPlan& plan) {
       "\ncollectives of a step, as rank ",
       plan.rank,
       " sees them (beside a few numbers for loss and norm):\n",
-      collectives_text(plan.collectives)
+      collectives_text(plan.collectives),
+      traffic_text(plan)
   );
   if (plan.resolved.has_value()) {
     text += concat_text(
