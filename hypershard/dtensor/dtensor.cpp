@@ -15,12 +15,8 @@ namespace {
 
 /// Returns rank 0's values on all ranks, outside autograd; never writes the caller's tensor.
 at::Tensor broadcast_whole(const at::Tensor& tensor, const comm::ProcessMesh& mesh) {
-  std::vector<std::string> names;
-  for (const layout::MeshAxis& axis : mesh.mesh().axes()) {
-    names.push_back(axis.name);
-  }
   const at::NoGradGuard no_grad;
-  const auto all = mesh.axes(names);
+  const auto all = mesh.world().world_communicator();
   at::Tensor values =
       all->rank() == 0 ? tensor.detach().contiguous() : at::empty(tensor.sizes(), tensor.options());
   all->broadcast(values, 0, "distribute")->wait();

@@ -28,14 +28,6 @@ struct LocalSizes {
 
 constexpr std::int64_t kMaxDims = 16;
 
-std::vector<std::string> axis_names(const layout::DeviceMesh& mesh) {
-  std::vector<std::string> names;
-  for (const layout::MeshAxis& axis : mesh.axes()) {
-    names.push_back(axis.name);
-  }
-  return names;
-}
-
 /// Checks one rank's row against rank 0's; the same on all ranks, since all have all rows.
 void check_row(std::span<const std::int64_t> row, std::span<const std::int64_t> first, int rank) {
   HS_CHECK(
@@ -71,7 +63,7 @@ LocalSizes exchange_sizes(const at::Tensor& local, const comm::ProcessMesh& mesh
   const at::NoGradGuard no_grad;
   const at::Tensor input = at::empty({kRow}, at::kLong);
   std::copy(own.begin(), own.end(), input.mutable_data_ptr<std::int64_t>());
-  const auto all = mesh.axes(axis_names(mesh.mesh()));
+  const auto all = mesh.world().world_communicator();
   const at::Tensor table = at::empty({all->size(), kRow}, at::kLong);
   all->all_gather(table, input, {}, "from_local")->wait_released();
   LocalSizes sizes;

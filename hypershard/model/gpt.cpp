@@ -101,6 +101,17 @@ at::Tensor GptImpl::forward_impl(
   if (config_.dropout > 0) {
     x = at::dropout(x, config_.dropout, is_training());
   }
+  HS_SUPPORTED(
+      cache == nullptr || x.size(1) == tokens.size(1),
+      "model.gpt: a cache of keys and values needs whole activations, but this rank has ",
+      x.size(1),
+      " of ",
+      tokens.size(1),
+      " positions behind 'embed': the plan in force cuts them",
+      HS_HINT("sample under a plan without `sequence`; `hypershard sample` runs any checkpoint "
+              "whole, in "
+              "one process")
+  );
   if (cache != nullptr && begin == 0) {
     cache->layers.assign(blocks->size(), {});
   }

@@ -28,7 +28,7 @@ struct GptPlanOptions {
 ///
 /// Dropout needs care that a plan cannot take: random states must agree on the axis where
 /// activations are whole and differ where positions are cut. Sampling from a model with `sequence`
-/// is not possible: single positions cannot be cut.
+/// is refused on all ranks before the first token: single positions cannot be cut.
 /// Errors: InvalidArgument for an axis that the mesh does not have, heads or heads of keys that do
 /// not divide by the axis, `sequence` without `tensor`, or options that cut nothing. Hidden units,
 /// positions and vocabulary may be uneven.

@@ -69,6 +69,7 @@ std::vector<Case> all_cases() {
     cases.push_back({name, 2, options, /*dp=*/2});
     cases.push_back({name, 2, options, /*dp=*/2, /*tied=*/true});
   }
+  cases.push_back({"tp_sp_vp", 4, options_of(true, true, true), /*dp=*/2});
   cases.push_back({"uneven_positions", 2, options_of(true, true, true), 1, false, 7});
   cases.push_back({"empty_positions", 4, options_of(true, true, true), 1, true, 3});
   cases.push_back(
@@ -349,6 +350,20 @@ TEST(GptPlanSamplingTest, EveryRankDrawsTheWholeModelsTokens) {
       );
     });
   }
+}
+
+TEST(GptPlanSamplingTest, CutPositionsAreRefusedOnAllRanksBeforeTheFirstToken) {
+  hypershard::testing::run_ranks(2, [](const auto& world) {
+    Bench bench(world, Case{"", 2, options_of(true, true, true)}, at::kDouble);
+    for (const std::vector<std::int64_t>& prompt :
+         {std::vector<std::int64_t>{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4, 5, 6, 7, 8}}) {
+      std::size_t num_tokens = 0;
+      SampleOptions sampling{.max_new_tokens = 4, .temperature = 0};
+      sampling.on_token = [&](std::int64_t) { return ++num_tokens > 0; };
+      HS_EXPECT_THROWN(Unsupported, generate(*bench.model, prompt, sampling), "positions");
+      EXPECT_EQ(num_tokens, 0U);
+    }
+  });
 }
 
 TEST(GptPlanUsageTest, WhatCannotBeCutIsNamedBeforeAnythingRuns) {

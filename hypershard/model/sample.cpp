@@ -10,11 +10,11 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/core/random.h"
+#include "hypershard/model/evaluation_scope.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/nn/row_part.h"
 
@@ -84,21 +84,6 @@ void cut_to_nucleus(std::vector<Candidate>& candidates, double top_p) {
   candidates.resize(kept);
 }
 
-/// Evaluation mode for a scope.
-class EvaluationScope {
- public:
-  explicit EvaluationScope(GptImpl& model) : model_(model), was_training_(model.is_training()) {
-    model_.eval();
-  }
-  EvaluationScope(const EvaluationScope&) = delete;
-  EvaluationScope& operator=(const EvaluationScope&) = delete;
-  ~EvaluationScope() { model_.train(was_training_); }
-
- private:
-  GptImpl& model_;
-  bool was_training_;
-};
-
 /// Runs the model on tokens that follow the cache and returns the logits of the last one.
 std::vector<float> last_logits(
     GptImpl& model, std::span<const std::int64_t> tokens, GptCache& cache
@@ -153,7 +138,6 @@ std::vector<std::int64_t> generate(
       HS_HINT("give at least one token, e.g. a line feed")
   );
   check_options(options);
-  const at::NoGradGuard no_grad;
   const EvaluationScope evaluation(model);
   const auto window = static_cast<std::size_t>(model.config().max_sequence);
   const std::uint64_t stream = stream_of("sample");

@@ -2,6 +2,8 @@
 // bf16 logits without a copy.
 #pragma once
 
+#include <cstdint>
+
 #include <ATen/core/Tensor.h>
 
 #include "hypershard/nn/row_part.h"
@@ -26,5 +28,11 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 at::Tensor cross_entropy(
     const at::Tensor& logits, const at::Tensor& targets, const RowPartPtr& rows_of_head
 );
+
+/// Returns how many numbers one call of it gathers in one collective of its own on each rank, in
+/// the dtype of its result, for so many rows over so many ranks.
+constexpr std::int64_t cross_entropy_gathered_numel(std::int64_t rows, std::int64_t num_ranks) {
+  return 2 * rows * num_ranks;
+}
 
 }  // namespace hypershard::nn

@@ -40,6 +40,14 @@ std::map<std::string, at::Tensor> tensors_by_name(torch::nn::Module& model) {
   return tensors;
 }
 
+std::string axes_text(const std::vector<layout::MeshAxis>& axes) {
+  std::string text;
+  for (const layout::MeshAxis& axis : axes) {
+    text += concat_text(text.empty() ? "" : ", ", axis.name, "=", axis.size);
+  }
+  return "mesh(" + text + ")";
+}
+
 // Gives the module's tensor its part of the whole; the whole is freed with its last user.
 void cut(
     const at::Tensor& tensor, const ResolvedParameter& parameter, const comm::ProcessMesh& mesh
@@ -107,9 +115,25 @@ void AppliedPlan::State::check(const ApplyOptions& options) const {
       resolved.problems.front(),
       HS_HINT(resolved.problems.front().fix)
   );
-  for (const ResolvedParameter& parameter : resolved.parameters) {
-    layout::check_spec(parameter.spec, mesh->mesh());
-  }
+  // Steps and reductions leave out axes of one rank, so sizes count as much as names.
+  const auto& axes = mesh->mesh().axes();
+  const bool is_resolved_for = std::equal(
+      axes.begin(),
+      axes.end(),
+      resolved.axes.begin(),
+      resolved.axes.end(),
+      [](const layout::MeshAxis& a, const layout::MeshAxis& b) {
+        return a.name == b.name && a.size == b.size;
+      }
+  );
+  HS_CHECK(
+      is_resolved_for,
+      "plan: it was resolved for ",
+      axes_text(resolved.axes),
+      " and cannot be installed on ",
+      mesh->mesh(),
+      HS_HINT("resolve the plan for the mesh that the model runs on")
+  );
 }
 
 void AppliedPlan::State::cut_parameters(torch::nn::Module& model) {

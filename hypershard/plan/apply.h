@@ -75,11 +75,11 @@ class AppliedPlan {
 /// whole, equal on all), compiles boundaries, adds hooks.
 ///
 /// Run it under no guard. The parameters stay the modules' tensors, so optimizers made before or
-/// after see the parts.
+/// after see the parts. The plan is in force while the result, or a copy of it, lives: keep it.
 /// Collective: all ranks of the mesh.
 /// Errors: InvalidArgument if the plan has problems, the model other parameters or shapes than the
 /// resolved one, or a mesh of other axes.
-AppliedPlan apply_plan(
+[[nodiscard]] AppliedPlan apply_plan(
     torch::nn::Module& model,
     ResolvedPlan resolved,
     std::shared_ptr<const comm::ProcessMesh> mesh,
@@ -87,7 +87,7 @@ AppliedPlan apply_plan(
 );
 
 /// Resolves and installs. Collective. Errors: as resolve and apply_plan.
-AppliedPlan apply_plan(
+[[nodiscard]] AppliedPlan apply_plan(
     torch::nn::Module& model,
     const ShardingPlan& plan,
     std::shared_ptr<const comm::ProcessMesh> mesh,

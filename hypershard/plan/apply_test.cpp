@@ -197,15 +197,39 @@ TEST(ApplyPlanUsageTest, ProblemsAndStrangeModelsAreRefused) {
         forward,
         {.on_problem = OnProblem::kCollect}
     );
-    HS_EXPECT_HAS(thrown_by([&] { apply_plan(*net, wrong, mesh); }), "problems, the first: plan:");
+    HS_EXPECT_HAS(
+        thrown_by([&] { (void)apply_plan(*net, wrong, mesh); }), "problems, the first: plan:"
+    );
     const auto right =
         resolve(*net, test::tensor_parallel_plan(), mesh->mesh(), mesh->rank(), {input}, forward);
     test::Net other(8, 16);
-    HS_EXPECT_HAS(thrown_by([&] { apply_plan(*other, right, mesh); }), "the plan was resolved for");
+    HS_EXPECT_HAS(
+        thrown_by([&] { (void)apply_plan(*other, right, mesh); }), "the plan was resolved for"
+    );
     test::Block block(8, 12);
     HS_EXPECT_HAS(
-        thrown_by([&] { apply_plan(*block, right, mesh); }), "the model has no parameter"
+        thrown_by([&] { (void)apply_plan(*block, right, mesh); }), "the model has no parameter"
     );
+  });
+}
+
+TEST(ApplyPlanUsageTest, APlanOfAnotherMeshIsRefused) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    // On one rank nothing is Partial, so that no gradient would be reduced on two.
+    const auto resolved = resolve(
+        *net,
+        test::sequence_parallel_plan(),
+        test::planned_mesh({{"tp", 1}}),
+        0,
+        {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
+    );
+    const std::string text = thrown_by([&] { (void)apply_plan(*net, resolved, mesh); });
+    HS_EXPECT_HAS(text, "resolved for mesh(tp=1) and cannot be installed on mesh(tp=2)");
+    HS_EXPECT_HAS(text, "resolve the plan for the mesh");
   });
 }
 
@@ -228,6 +252,91 @@ TEST(ApplyPlanUsageTest, OtherBatchSizesAreCompiledWhenTheyComeAndForgotten) {
           (net->forward(batch) - reference->forward(batch)).abs().max().item<double>();
       ASSERT_LT(gap, 1e-14) << rows;
     }
+  });
+}
+
+TEST(ApplyPlanUsageTest, OtherBatchSizesKeepTheUnevenCutsThatWereResolved) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net reference(8, 13);
+    test::Net net(8, 13);
+    ShardingPlan plan;
+    plan.parameter("blocks.*.mlp.up.*", {{"tp", Placement::shard(0)}})
+        .input("blocks.*.mlp.up", {{"tp", kRep}})
+        .output("blocks.*.mlp.up", {{"tp", kRep}});
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    const auto applied = apply_plan(*net, plan, mesh, {{x, {{4, 8}, Layout{{kRep}}}, "x"}}, [&] {
+      return std::vector<at::Tensor>{net->forward(x).sum()};
+    });
+    for (const std::int64_t rows : {3, 4, 7}) {
+      const at::Tensor batch = test::formula_tensor({rows, 8}, 0.1);
+      net->zero_grad();
+      reference->zero_grad();
+      const at::Tensor found = net->forward(batch);
+      const at::Tensor expected = reference->forward(batch);
+      ASSERT_LT((found - expected).abs().max().item<double>(), 1e-14) << rows;
+      found.pow(2).mean().backward();
+      expected.pow(2).mean().backward();
+      EXPECT_LT(test::worst_gradient(applied, test::gradients_of(*reference)), 1e-14) << rows;
+    }
+  });
+}
+
+TEST(ApplyPlanUsageTest, SizesThatRanksCouldNotTellApartAreRefusedOnAllOfThem) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net reference(8, 12);
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({7, 8}, 0.3);  // pieces of 4 and 3
+    const auto applied = apply_plan(
+        *net,
+        test::sequence_parallel_plan(),
+        mesh,
+        {{x, {{7, 8}, Layout{{kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
+    );
+    const auto run = [&](std::int64_t rows) {
+      return net->forward(test::formula_tensor({rows, 8}, 0.1));
+    };
+    for (const std::int64_t rows : {6, 8}) {
+      HS_EXPECT_HAS(thrown_by([&] { run(rows); }), "it could not tell the two");
+    }
+    for (const std::int64_t rows : {1, 9}) {
+      const std::string text = thrown_by([&] { run(rows); });
+      HS_EXPECT_HAS(text, "input 0 of blocks.0: dimension 0");
+      HS_EXPECT_HAS(text, "by even pieces only");
+      HS_EXPECT_HAS(text, "multiples of 2");
+    }
+    for (const std::int64_t rows : {7, 10, 16}) {
+      const at::Tensor expected = reference->forward(test::formula_tensor({rows, 8}, 0.1));
+      EXPECT_LT((run(rows) - expected).abs().max().item<double>(), 1e-14) << rows;
+    }
+  });
+}
+
+TEST(ApplyPlanUsageTest, GradientsWhereNoneCrossedAreRefused) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    const auto set_trained = [&](bool on) {
+      for (auto& parameter : net->parameters()) {
+        parameter.set_requires_grad(on);
+      }
+    };
+    set_trained(false);
+    const auto applied = apply_plan(
+        *net,
+        test::tensor_parallel_plan(),
+        mesh,
+        {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
+    );
+    set_trained(true);
+    const at::Tensor loss = net->forward(x).sum();
+    HS_EXPECT_HAS(
+        thrown_by([&] { loss.backward(); }), "where none crossed when the plan was resolved"
+    );
   });
 }
 

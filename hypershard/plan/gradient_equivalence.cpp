@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -75,6 +77,20 @@ GradientRow compare_one(
   return row;
 }
 
+// A gradient that the unsharded step does not have; none if it is all zeros, as a skipped part's.
+std::optional<GradientRow> surplus_row(const std::string& name, const at::Tensor& found) {
+  const double norm = norm_of(flat_double(found));
+  if (norm == 0) {
+    return std::nullopt;
+  }
+  return failed_row(
+      name,
+      0,
+      gradient_bound(found.scalar_type()),
+      concat_text("norm ", norm, ", but none in the unsharded step")
+  );
+}
+
 std::string number_text(double value, const char* format) {
   char text[32];
   std::snprintf(text, sizeof(text), format, value);
@@ -123,12 +139,20 @@ GradientReport compare_gradients(const NamedGradients& found, const NamedGradien
         compare_one(name, at == found.end() ? at::Tensor() : at->second, expected, floor)
     );
   }
+  for (const auto& [name, gradient] : found) {
+    if (!reference.contains(name)) {
+      if (auto row = surplus_row(name, gradient)) {
+        report.rows.push_back(std::move(*row));
+      }
+    }
+  }
   std::stable_sort(report.rows.begin(), report.rows.end(), [](const auto& a, const auto& b) {
     return a.relative_error / a.bound > b.relative_error / b.bound;
   });
-  report.passed = std::all_of(report.rows.begin(), report.rows.end(), [](const GradientRow& row) {
-    return row.passed;
-  });
+  report.passed = !report.rows.empty() &&
+                  std::all_of(report.rows.begin(), report.rows.end(), [](const GradientRow& row) {
+                    return row.passed;
+                  });
   return report;
 }
 
@@ -136,11 +160,24 @@ GradientReport gradient_equivalence(
     const AppliedPlan& applied, const NamedGradients& reference, double scale
 ) {
   const TrackingPause pause;
-  NamedGradients found;
+  std::set<std::string> names;
   for (const auto& item : reference) {
-    const at::Tensor gradient = applied.full_parameter(item.first, /*gradient=*/true);
+    names.insert(item.first);
+  }
+  for (const ResolvedParameter& parameter : applied.resolved().parameters) {
+    const auto is_known = [&](const std::string& name) { return reference.contains(name); };
+    const bool has_reference =
+        is_known(parameter.name) ||
+        std::any_of(parameter.aliases.begin(), parameter.aliases.end(), is_known);
+    if (!parameter.is_buffer && !has_reference) {
+      names.insert(parameter.name);
+    }
+  }
+  NamedGradients found;
+  for (const std::string& name : names) {
+    const at::Tensor gradient = applied.full_parameter(name, /*gradient=*/true);
     if (gradient.defined()) {
-      found[item.first] = gradient * scale;
+      found[name] = gradient * scale;
     }
   }
   return compare_gradients(found, reference);
@@ -163,8 +200,9 @@ std::string to_text(const GradientReport& report) {
     text += (row.passed ? "" : "  FAILED") + (row.note.empty() ? "" : "  " + row.note) + "\n";
     num_failed += row.passed ? 0 : 1;
   }
-  return text + (report.passed
-                     ? concat_text("all ", report.rows.size(), " gradients are equal\n")
+  return text + (report.passed ? concat_text("all ", report.rows.size(), " gradients are equal\n")
+                 : report.rows.empty()
+                     ? std::string("there are no gradients to compare\n")
                      : concat_text(num_failed, " of ", report.rows.size(), " gradients differ\n"));
 }
 

@@ -24,7 +24,7 @@ struct GradientRow {
   double reference_norm = 0;
   double bound = 0;  ///< of the gradient's dtype
   bool passed = false;
-  std::string note = {};  ///< what else is wrong: missing, another shape, not finite
+  std::string note = {};  ///< what else is wrong: missing, too many, another shape, not finite
 };
 
 /// All parameters, worst first.
@@ -50,10 +50,11 @@ NamedGradients named_gradients(const torch::nn::Module& module);
 
 /// Compares whole gradients in fp64. The error is relative to the reference's norm, or to 1e-3 of
 /// the typical norm of all (root mean square by parameter) where that is larger: a gradient that
-/// should be zero has no scale of its own.
+/// should be zero has no scale of its own. A found gradient without a reference fails unless it is
+/// zero, and so does a comparison of nothing.
 GradientReport compare_gradients(const NamedGradients& found, const NamedGradients& reference);
 
-/// Gathers the gradients under a plan, times `scale`, and compares them with `reference`, those of
+/// Gathers all gradients under a plan, times `scale`, and compares them with `reference`, those of
 /// an unsharded step on the same data, under the same names.
 ///
 /// Gradients must be final: reduced over data axes too (`scale` turns their sum into a mean).

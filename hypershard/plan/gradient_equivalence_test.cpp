@@ -58,6 +58,18 @@ TEST(GradientEquivalenceTest, MissingMisshapenAndInfiniteGradientsFailWithANote)
   HS_EXPECT_HAS(text, "not finite");
 }
 
+TEST(GradientEquivalenceTest, GradientsWithoutAReferenceFailUnlessTheyAreZero) {
+  const NamedGradients reference{{"a", ramp(1)}};
+  EXPECT_TRUE(compare_gradients({{"a", ramp(1)}, {"skipped", ramp(0)}}, reference).passed);
+  const GradientReport report = compare_gradients({{"a", ramp(1)}, {"b", ramp(2)}}, reference);
+  EXPECT_FALSE(report.passed);
+  EXPECT_EQ(report.rows.front().name, "b");
+  HS_EXPECT_HAS(to_text(report), "but none in the unsharded step");
+  const GradientReport nothing = compare_gradients({}, {});
+  EXPECT_FALSE(nothing.passed);
+  HS_EXPECT_HAS(to_text(nothing), "no gradients to compare");
+}
+
 TEST(GradientEquivalenceTest, RoundingOfAGradientThatIsZeroCounts) {
   const NamedGradients reference{{"a", ramp(1)}, {"zero", ramp(0)}};
   EXPECT_TRUE(compare_gradients({{"a", ramp(1)}, {"zero", ramp(1e-16)}}, reference).passed);
@@ -85,6 +97,9 @@ TEST(GradientEquivalenceTest, PlansAreComparedOverRanks) {
     EXPECT_TRUE(report.passed) << to_text(report);
     EXPECT_EQ(report.rows.size(), 10U);
     EXPECT_FALSE(gradient_equivalence(applied, expected, 0.5).passed);
+    auto without_head = expected;
+    without_head.erase("head.weight");
+    EXPECT_FALSE(gradient_equivalence(applied, without_head).passed);
   });
 }
 

@@ -34,7 +34,7 @@ class ReversePass {
           tape_.values().size(),
           " values"
       );
-      add(seed, settled_gradient(tape_.value(seed).spec.layout), kSeed);
+      add(seed, layout::gradient_layout(tape_.value(seed).spec.layout), kSeed);
     }
     for (auto op = static_cast<int>(tape_.ops().size()) - 1; op >= 0; --op) {
       step(op);
@@ -67,7 +67,7 @@ class ReversePass {
   void cross_boundary(int index, const TapeOperator& op) {
     const Layout& arrived = tape_.value(op.operands.at(0)).spec.layout;
     const Layout& arriving = *result_.of_value[static_cast<std::size_t>(op.outputs.at(0))];
-    Layout leaving = settled_gradient(arrived);
+    Layout leaving = layout::gradient_layout(arrived);
     for (std::size_t axis = 0; axis < num_axes_; ++axis) {
       const bool is_named = op.is_named.empty() || op.is_named[axis] != 0;
       if (!is_named && arrived.placements[axis].kind == Kind::kReplicate) {
@@ -101,7 +101,7 @@ class ReversePass {
   }
 
   Layout operand_gradient(const Layout& operand, const Layout& of_replicate) const {
-    Layout gradient = settled_gradient(operand);
+    Layout gradient = layout::gradient_layout(operand);
     for (std::size_t axis = 0; axis < num_axes_; ++axis) {
       if (operand.placements[axis].kind == Kind::kReplicate) {
         gradient.placements[axis] = of_replicate.placements[axis];
@@ -189,16 +189,6 @@ class ReversePass {
 };
 
 }  // namespace
-
-Layout settled_gradient(const Layout& layout) {
-  Layout gradient = layout;
-  for (Placement& placement : gradient.placements) {
-    if (placement.kind == Kind::kPartial) {
-      placement = Placement::replicate();
-    }
-  }
-  return gradient;
-}
 
 GradientLayouts derive_gradients(
     const Tape& tape, std::span<const int> seeds, const layout::DeviceMesh& mesh

@@ -57,8 +57,4 @@ GradientLayouts derive_gradients(
     const Tape& tape, std::span<const int> seeds, const layout::DeviceMesh& mesh
 );
 
-/// Returns the layout of the gradient that belongs to a tensor of this layout when it is formed
-/// whole: Shard(d) for Shard(d), Replicate otherwise.
-layout::Layout settled_gradient(const layout::Layout& layout);
-
 }  // namespace hypershard::plan

@@ -106,6 +106,65 @@ TEST(LabPlanTest, ARankThatRefusesAloneTellsTheOthers) {
   });
 }
 
+// What a rank does when its own code throws, as a training loop would.
+std::string run_telling(LabSetup& setup, ValidationGuard& guard) {
+  try {
+    setup.lab->forward(setup.tokens).backward();
+    guard.finish();
+  } catch (const PeerFailure& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_FALSE(guard.tell_failure(error.code(), "told before"));
+    return error.what();
+  } catch (const IoError& error) {
+    EXPECT_TRUE(guard.tell_failure(error.code(), error.what_brief()));
+    EXPECT_FALSE(guard.tell_failure(error.code(), "told before"));
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LabPlanTest, ARankThatFailsAloneTellsTheOthers) {
+  enum class Where { kInput, kForward, kBackward };
+  for (const Where where : {Where::kInput, Where::kForward, Where::kBackward}) {
+    testing::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+      LabSetup setup(std::move(world), {{"tp", 2}});
+      const auto applied = setup.apply(test::lab_tensor_parallel());
+      struct Fails final : nn::ForwardHooks {
+        Where where;
+        explicit Fails(Where at_in) : where(at_in) {}
+        static void fail() { HS_FAIL(IoError, "a file is gone"); }
+        void pre_forward(std::span<at::Tensor* const>) override {
+          if (where == Where::kForward) {
+            fail();
+          }
+        }
+        void post_forward(std::span<at::Tensor* const> outputs) override {
+          if (where == Where::kBackward) {
+            outputs[0]->register_hook([](const at::Tensor&) { fail(); });
+          }
+        }
+      };
+      const auto hooks = std::make_shared<Fails>(where);
+      std::string text;
+      {
+        ValidationGuard guard(*setup.lab, applied);
+        if (setup.mesh->rank() == 1 && where == Where::kInput) {
+          EXPECT_TRUE(guard.tell_failure(ErrorCode::kIo, "a file is gone"));
+          return;
+        }
+        if (setup.mesh->rank() == 1) {
+          setup.lab->layer->norm2->add_forward_hooks(hooks);
+        }
+        text = run_telling(setup, guard);
+      }
+      HS_EXPECT_HAS(text, "a file is gone");
+      if (setup.mesh->rank() == 0) {
+        HS_EXPECT_HAS(text, "rank 1 failed in a validated program");
+      }
+    });
+  }
+}
+
 struct Case {
   const char* name;
   std::vector<layout::MeshAxis> axes;

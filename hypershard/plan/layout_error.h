@@ -1,5 +1,5 @@
 // The one error by which plans and their validation refuse: where, which operator or boundary, on
-// what, why, and what to do.
+// what, why, and what to do. And the one by which ranks learn that another could not go on.
 #pragma once
 
 #include <string>
@@ -38,6 +38,13 @@ class LayoutError : public InvalidArgument {
 
  private:
   LayoutFault fault_;
+};
+
+/// Another rank left a validated program by an exception that has nothing to do with layouts. The
+/// text names the rank and holds what it threw, with that error's code.
+class PeerFailure : public Error {
+ public:
+  PeerFailure(ErrorCode code, const ErrorText& text) : Error(code, text) {}
 };
 
 }  // namespace hypershard::plan

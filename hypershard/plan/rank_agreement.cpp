@@ -10,12 +10,21 @@
 
 #include "hypershard/core/error.h"
 #include "hypershard/core/hash.h"
+#include "hypershard/core/log.h"
 
 namespace hypershard::plan {
 namespace {
 
 // Positions in a header; hashes by axis follow.
-enum : std::size_t { kFaultLength, kNumEvents, kEventHash, kNumValues, kNumDiffering, kFixed };
+enum : std::size_t {
+  kFarewellLength,
+  kFarewellCode,
+  kNumEvents,
+  kEventHash,
+  kNumValues,
+  kNumDiffering,
+  kFixed
+};
 
 constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15ULL;
 
@@ -132,9 +141,10 @@ void RankAgreement::add_value(AgreedValue value) {
   values_.push_back(std::move(value));
 }
 
-std::vector<std::int64_t> RankAgreement::header(std::int64_t fault_length) const {
+std::vector<std::int64_t> RankAgreement::header(const Farewell& farewell) const {
   std::vector<std::int64_t> header{
-      fault_length,
+      static_cast<std::int64_t>(farewell.text.size()),
+      farewell.code,
       static_cast<std::int64_t>(events_.size()),
       static_cast<std::int64_t>(event_hash_),
       static_cast<std::int64_t>(values_.size()),
@@ -148,60 +158,102 @@ std::vector<std::int64_t> RankAgreement::header(std::int64_t fault_length) const
 
 void RankAgreement::meet() {
   if (!is_over_) {
-    exchange(nullptr);
+    exchange({});
   }
 }
 
 void RankAgreement::fail(const LayoutFault& fault) {
   if (!is_over_) {
-    exchange(&fault);
+    exchange({.text = to_text(fault) + "\n" + fault.fix});
   }
   throw LayoutError(fault);  // raw-throw: carries the fault's fields
 }
 
-void RankAgreement::exchange(const LayoutFault* fault) {
-  ++num_meetings_;
-  const std::string text = fault == nullptr ? "" : to_text(*fault) + "\n" + fault->fix;
-  const at::Tensor headers = gather(*everyone_, header(static_cast<std::int64_t>(text.size())));
-  const auto rows = headers.accessor<std::int64_t, 2>();
-  for (int rank = 0; rank < everyone_->size(); ++rank) {
-    if (rows[rank][kFaultLength] > 0) {
-      is_over_ = true;
-      std::string told = text;
-      told.resize(static_cast<std::size_t>(rows[rank][kFaultLength]));
-      told = text_of_rank(rank, told);
-      if (fault != nullptr) {
-        return;  // this rank has a fault of its own to throw
-      }
-      const std::size_t end = told.find('\n');
-      throw LayoutError(  // raw-throw: carries the fault's fields
-          {.module = "(root)",
-           .subject = concat_text("rank ", rank),
-           .operands = {},
-           .what = concat_text("it refused: ", told.substr(0, end)),
-           .fix = told.substr(end + 1)}
-      );
-    }
+bool RankAgreement::tell_failure(ErrorCode code, const std::string& text) noexcept {
+  if (is_over_) {
+    return false;
   }
   try {
-    compare_events(headers);
-    bool differs = false;
-    for (int rank = 0; rank < everyone_->size(); ++rank) {
-      differs = differs || rows[rank][kNumDiffering] > 0;
-      for (std::size_t axis = 0; axis < value_hashes_.size(); ++axis) {
-        const auto column = static_cast<std::int64_t>(kFixed + axis);
-        const std::vector<std::string> axes{mesh_.axes()[axis].name};
-        const int first = mesh_.group(axes, rank).front();
-        differs = differs || rows[rank][column] != rows[first][column];
+    const bool is_silent = text.empty();  // a length of zero would be an ordinary meeting
+    exchange(
+        {.text = is_silent ? "it gave no reason" : text, .code = 1 + static_cast<std::int64_t>(code)
+        }
+    );
+    return true;
+  } catch (const std::exception& error) {
+    HS_LOG_WARN("plan: the other ranks could not be told of a failure: ", error.what());
+    return false;
+  }
+}
+
+void RankAgreement::exchange(const Farewell& farewell) {
+  ++num_meetings_;
+  // Set back at the end: whatever goes wrong here leaves the ranks out of step.
+  is_over_ = true;
+  const at::Tensor headers = gather(*everyone_, header(farewell));
+  hear_farewells(headers, farewell);
+  if (!farewell.text.empty()) {
+    return;
+  }
+  compare_events(headers);
+  if (values_differ(headers)) {
+    compare_values();
+  }
+  forget_records();
+  is_over_ = false;
+}
+
+// The lowest rank that leaves is heard by all; those that leave too go with their own words.
+void RankAgreement::hear_farewells(const at::Tensor& headers, const Farewell& own) {
+  const auto rows = headers.accessor<std::int64_t, 2>();
+  int rank = 0;
+  while (rank < everyone_->size() && rows[rank][kFarewellLength] == 0) {
+    ++rank;
+  }
+  if (rank == everyone_->size()) {
+    return;
+  }
+  std::string told = own.text;
+  told.resize(static_cast<std::size_t>(rows[rank][kFarewellLength]));
+  told = text_of_rank(rank, told);
+  if (!own.text.empty()) {
+    return;
+  }
+  if (rows[rank][kFarewellCode] > 0) {
+    const auto code = static_cast<ErrorCode>(rows[rank][kFarewellCode] - 1);
+    throw PeerFailure(  // raw-throw: has the other rank's code
+        code,
+        concat_text("plan: rank ", rank, " failed in a validated program: ", told)
+    );
+  }
+  const std::size_t end = told.find('\n');
+  throw LayoutError(  // raw-throw: carries the fault's fields
+      {.module = "(root)",
+       .subject = concat_text("rank ", rank),
+       .operands = {},
+       .what = concat_text("it refused: ", told.substr(0, end)),
+       .fix = told.substr(end + 1)}
+  );
+}
+
+bool RankAgreement::values_differ(const at::Tensor& headers) const {
+  const auto rows = headers.accessor<std::int64_t, 2>();
+  for (int rank = 0; rank < everyone_->size(); ++rank) {
+    if (rows[rank][kNumDiffering] > 0) {
+      return true;
+    }
+    for (std::size_t axis = 0; axis < value_hashes_.size(); ++axis) {
+      const auto column = static_cast<std::int64_t>(kFixed + axis);
+      const std::vector<std::string> axes{mesh_.axes()[axis].name};
+      if (rows[rank][column] != rows[mesh_.group(axes, rank).front()][column]) {
+        return true;
       }
     }
-    if (differs) {
-      compare_values();
-    }
-  } catch (...) {
-    is_over_ = true;
-    throw;
   }
+  return false;
+}
+
+void RankAgreement::forget_records() {
   events_.clear();
   event_hashes_.clear();
   values_.clear();

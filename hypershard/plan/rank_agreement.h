@@ -48,7 +48,7 @@ std::uint64_t fingerprint(const at::Tensor& tensor);
 ///
 /// A meeting costs one gather of a few numbers; only where it shows a difference the records
 /// themselves are exchanged, to name the first operator or value that differs. A rank that has to
-/// refuse says so at its next meeting, so that all ranks leave with its message.
+/// refuse, or that fails, says so at its next meeting, so that all ranks leave with its message.
 /// Threads: the communicator's.
 class RankAgreement {
  public:
@@ -61,10 +61,15 @@ class RankAgreement {
   void add_value(AgreedValue value);
 
   /// Compares what was added since the last meeting. Collective: all ranks.
-  /// Errors: LayoutError on all ranks, naming the first difference and the ranks; CommError.
+  /// Errors: LayoutError on all ranks, naming the first difference and the ranks; PeerFailure if
+  /// another rank told of one; CommError.
   void meet();
   /// Tells the other ranks of a fault and throws it. Collective: pairs with the others' meetings.
   [[noreturn]] void fail(const LayoutFault& fault);
+  /// Tells the other ranks that this one cannot go on, with what it threw. Nothing if a fault or a
+  /// failure was told before, or communication failed. Returns whether they know.
+  /// Collective: pairs with the others' meetings. Errors: none; what fails is logged.
+  bool tell_failure(ErrorCode code, const std::string& text) noexcept;
 
   std::int64_t num_meetings() const { return num_meetings_; }
   std::int64_t num_values() const { return num_values_; }
@@ -72,8 +77,16 @@ class RankAgreement {
   std::size_t num_pending() const { return events_.size() + values_.size(); }
 
  private:
-  std::vector<std::int64_t> header(std::int64_t fault_length) const;
-  void exchange(const LayoutFault* fault);
+  /// What a rank says instead of meeting.
+  struct Farewell {
+    std::string text = {};
+    std::int64_t code = 0;  ///< 0: a fault of layouts, text and fix by line; else 1 + ErrorCode
+  };
+  std::vector<std::int64_t> header(const Farewell& farewell) const;
+  void exchange(const Farewell& farewell);
+  void hear_farewells(const at::Tensor& headers, const Farewell& own);
+  bool values_differ(const at::Tensor& headers) const;
+  void forget_records();
   std::string text_of_rank(int rank, const std::string& mine) const;
   void compare_events(const at::Tensor& headers);
   void compare_values();
@@ -89,7 +102,7 @@ class RankAgreement {
   std::int64_t num_differing_ = 0;           // values that must differ somewhere
   std::int64_t num_meetings_ = 0;
   std::int64_t num_values_ = 0;
-  bool is_over_ = false;  // a fault was told: the ranks are no longer in step
+  bool is_over_ = false;  // a fault was told, or an exchange failed: ranks are not in step
 };
 
 }  // namespace hypershard::plan

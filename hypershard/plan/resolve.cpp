@@ -2,13 +2,13 @@
 #include "hypershard/plan/resolve.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/layout/sharding.h"
@@ -58,6 +58,7 @@ class Resolver final : public TrackerObserver {
     for (const std::string& axis : options.data_axes) {
       mesh.axis_index(axis);  // throws for an unknown one
     }
+    result_.axes = mesh.axes();
     result_.data_axes = options.data_axes;
     for (const BoundarySite& site : matched_.sites) {
       result_.boundaries.push_back({.site = site});
@@ -91,7 +92,7 @@ class Resolver final : public TrackerObserver {
     }
     try {
       settle(forward());
-    } catch (const c10::Error&) {
+    } catch (const std::exception&) {
       if (result_.problems.empty()) {
         throw;
       }
@@ -264,7 +265,7 @@ class Resolver final : public TrackerObserver {
         seeds.push_back(value);
       }
     }
-    for (const auto& fault : internal::seed_faults(tracker_, result_.outputs, options_.data_axes)) {
+    for (const auto& fault : internal::seed_faults(tracker_, result_.outputs, result_)) {
       on_fault(fault);
     }
     const GradientLayouts gradients = derive_gradients(tracker_.tape(), seeds, mesh_);
@@ -326,10 +327,9 @@ class Resolver final : public TrackerObserver {
       };
       for (std::size_t axis = 0; parameter.gradient && axis < mesh_.axes().size(); ++axis) {
         const auto& [name, size] = mesh_.axes()[axis];
-        const auto& data = options_.data_axes;
-        const bool is_data = std::find(data.begin(), data.end(), name) != data.end();
         if (parameter.gradient->placements[axis].kind == Placement::Kind::kPartial && size > 1) {
-          (is_data ? parameter.data_axes : parameter.reduce_axes).push_back(name);
+          (result_.is_data_axis(name) ? parameter.data_axes : parameter.reduce_axes)
+              .push_back(name);
         }
       }
       result_.parameters.push_back(std::move(parameter));

@@ -161,6 +161,33 @@ TEST_F(ResolveTest, CollectingEndsWhereTheModelCannotRunOn) {
   EXPECT_EQ(resolved.problems[0].subject, "aten::linear");
 }
 
+TEST_F(ResolveTest, CollectingKeepsTheProblemThatTheLibraryItselfCannotPass) {
+  ShardingPlan plan;
+  plan.output("blocks.0", {{"tp", Placement::shard(5)}});
+  const ResolvedPlan resolved = run(plan, {.data_axes = {"dp"}, .on_problem = OnProblem::kCollect});
+  EXPECT_FALSE(resolved.is_complete);
+  ASSERT_EQ(resolved.problems.size(), 1U);
+  HS_EXPECT_HAS(resolved.problems[0].what, "a layout that the tensor cannot have");
+}
+
+TEST_F(ResolveTest, AMaximumOverADataAxisIsNotDifferentiatedRankByRank) {
+  const auto x = at::ones({4, 8}, at::kDouble);
+  const PlannedInput input{x, {{8, 8}, Layout{{Placement::shard(0), kRep}}}, "x"};
+  const std::string text = thrown_by([&] {
+    resolve(
+        *net_,
+        test::tensor_parallel_plan(),
+        mesh_,
+        0,
+        {input},
+        [&] { return std::vector<at::Tensor>{net_->forward(x).amax()}; },
+        {.data_axes = {"dp"}}
+    );
+  });
+  HS_EXPECT_HAS(text, "it is Partial(max) on axis 'dp'");
+  HS_EXPECT_HAS(text, "a sum or a mean over the data axes");
+}
+
 TEST_F(ResolveTest, AMeanOverACutAxisMustBeMadeWholeOrBeDataParallel) {
   HS_EXPECT_HAS(
       thrown_by([&] { run(test::tensor_parallel_plan(), {}); }),

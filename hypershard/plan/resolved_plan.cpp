@@ -73,6 +73,10 @@ std::string parameter_text(const ResolvedParameter& parameter, const layout::Dev
 
 }  // namespace
 
+bool ResolvedPlan::is_data_axis(std::string_view axis) const {
+  return std::find(data_axes.begin(), data_axes.end(), axis) != data_axes.end();
+}
+
 const ResolvedParameter* ResolvedPlan::find_parameter(const std::string& name) const {
   for (const ResolvedParameter& parameter : parameters) {
     if (parameter.name == name ||

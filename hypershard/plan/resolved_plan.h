@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hypershard/layout/mesh.h"
@@ -55,6 +56,7 @@ struct ResolvedParameter {
 
 /// The whole result, of one rank. Layouts, steps and axes are equal on all ranks; bytes may differ.
 struct ResolvedPlan {
+  std::vector<layout::MeshAxis> axes;        ///< of the mesh that it was resolved for
   std::vector<ResolvedBoundary> boundaries;  ///< in the order of the plan's sites
   std::vector<ResolvedParameter> parameters;
   std::vector<std::optional<layout::Layout>> inputs;  ///< of the model's arguments, in hook order
@@ -63,6 +65,7 @@ struct ResolvedPlan {
   std::vector<LayoutFault> problems;  ///< empty unless resolving was asked to collect them
   bool is_complete = true;  ///< false: after the problems the model could not run to its end
 
+  bool is_data_axis(std::string_view axis) const;
   /// Returns the parameter of this name or alias, or null.
   const ResolvedParameter* find_parameter(const std::string& name) const;
 };

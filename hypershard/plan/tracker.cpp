@@ -59,6 +59,11 @@ layout::TensorSpec LayoutTracker::spec_or_assume(
   return entry_of(tensor, used_by).spec;
 }
 
+bool LayoutTracker::is_unwritten(const at::Tensor& tensor) {
+  const TableEntry* entry = tensor.defined() ? table_.find(tensor) : nullptr;
+  return entry != nullptr && entry->is_unwritten;
+}
+
 TableEntry& LayoutTracker::entry_of(const at::Tensor& tensor, const std::string& used_by) {
   TableEntry* entry = table_.find(tensor);
   if (entry == nullptr) {

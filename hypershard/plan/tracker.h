@@ -84,6 +84,8 @@ class LayoutTracker {
   std::optional<layout::TensorSpec> spec_of(const at::Tensor& tensor);
   /// Returns the spec of a tensor; one without becomes Replicate.
   layout::TensorSpec spec_or_assume(const at::Tensor& tensor, const std::string& used_by);
+  /// Tells whether a tensor is fresh memory that no operator wrote to: it holds anything.
+  bool is_unwritten(const at::Tensor& tensor);
   std::size_t table_size() const { return table_.size(); }
 
   /// Starts a new tape and sweeps the table.

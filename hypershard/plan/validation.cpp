@@ -43,6 +43,10 @@ void ValidationGuard::finish() {
   validator_->work.finish();
 }
 
+bool ValidationGuard::tell_failure(ErrorCode code, const std::string& text) noexcept {
+  return validator_->work.tell_failure(code, text);
+}
+
 ValidationCounts ValidationGuard::counts() const {
   return validator_->work.counts();
 }

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "hypershard/core/error.h"
 #include "hypershard/layout/placement.h"
 #include "hypershard/plan/apply.h"
 
@@ -73,7 +74,8 @@ struct ValidationCounts {
 /// from elsewhere count as Replicate unless set_layout says more. Numbers do not change.
 /// Collective: construction, every forward and backward, and finish(), on all ranks of the mesh.
 /// Errors: LayoutError on all ranks, which are then out of step: end the job, or at least all
-/// guards; CommError. Threads: the model's; one guard a thread.
+/// guards; PeerFailure if another rank told of one; CommError. Threads: the model's; one guard a
+/// thread.
 class ValidationGuard {
  public:
   /// `model` and what `applied` holds must outlive the guard.
@@ -89,8 +91,13 @@ class ValidationGuard {
   /// Collective: sizes along cut dimensions are exchanged. Errors: LayoutError for parts that are
   /// no balanced cut.
   void set_layout(const at::Tensor& tensor, const layout::Layout& layout, const std::string& name);
-  /// Compares what is left. Collective: all ranks. Errors: LayoutError; CommError.
+  /// Compares what is left. Collective: all ranks. Errors: LayoutError; PeerFailure; CommError.
   void finish();
+  /// Tells the other ranks that this one leaves by an error of its own, other than a LayoutError
+  /// (which all know) or a CommError: they end at their next meeting with PeerFailure instead of
+  /// waiting for this rank. Blocks until they meet. Returns whether they know: not if a finding has
+  /// ended the validation already.
+  bool tell_failure(ErrorCode code, const std::string& text) noexcept;
   ValidationCounts counts() const;
 
  private:

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "hypershard/plan/test_ranks.h"
+#include "hypershard/plan/tracker.h"
 
 namespace hypershard::plan {
 namespace {
@@ -86,6 +87,87 @@ INSTANTIATE_TEST_SUITE_P(
     ),
     [](const auto& each) { return std::string(each.param.name); }
 );
+
+// Runs `body` with a small net under a plan, after `action` became part of the net's forward.
+void with_action(
+    testing::RankBackend backend,
+    const std::function<void(const comm::ProcessMesh&)>& action,
+    const std::function<void(test::Net&, const AppliedPlan&, const at::Tensor&)>& body
+) {
+  const auto run = [&](std::shared_ptr<comm::World> world) {
+    struct Hooks final : nn::ForwardHooks {
+      std::function<void()> run;
+      void pre_forward(std::span<at::Tensor* const>) override {}
+      void post_forward(std::span<at::Tensor* const>) override { run(); }
+    };
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    const auto applied = apply_plan(
+        *net,
+        test::tensor_parallel_plan(),
+        mesh,
+        {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(x).pow(2).mean()}; }
+    );
+    const auto hooks = std::make_shared<Hooks>();
+    hooks->run = [&] { action(*mesh); };
+    net->head->add_forward_hooks(hooks);
+    body(net, applied, x);
+  };
+  testing::run_ranks(2, run, {.backend = backend});
+}
+
+// Gloo pairs whatever comes; the other back ends compare calls by themselves.
+TEST(ValidationCollectivesTest, OwnOnesThatAreAllowedMustComeInOneOrder) {
+  for (const bool in_order : {true, false}) {
+    with_action(
+        testing::RankBackend::kGloo,
+        [&](const comm::ProcessMesh& mesh) {
+          const auto ranks = mesh.axis("tp");
+          const bool is_swapped = !in_order && mesh.rank() == 1;
+          for (const char* unit :
+               {is_swapped ? "second" : "first", is_swapped ? "first" : "second"}) {
+            ranks->all_reduce(at::ones({2}, at::kDouble), comm::ReduceOp::kSum, unit)->wait();
+          }
+        },
+        [&](test::Net& net, const AppliedPlan& applied, const at::Tensor& x) {
+          ValidationGuard guard(*net, applied, {.allow_own_collectives = true});
+          const std::string text = test::thrown_by([&] {
+            net->forward(x).pow(2).mean().backward();
+            guard.finish();
+          });
+          if (in_order) {
+            EXPECT_EQ(text, "");
+          } else {
+            HS_EXPECT_HAS(text, "ranks do different things: rank 0 ran all_reduce of");
+            HS_EXPECT_HAS(text, "for 'first' on axis 'tp'");
+            HS_EXPECT_HAS(text, "for 'second' on axis 'tp'");
+          }
+        }
+    );
+  }
+}
+
+TEST(ValidationMemoryTest, FreshMemoryThatHoldsAnythingIsNoDifference) {
+  with_action(
+      testing::RankBackend::kLocal,
+      [](const comm::ProcessMesh& mesh) {
+        constexpr std::int64_t kNumel = 64;
+        {
+          const TrackingPause pause;
+          at::full({kNumel}, 1.0 + mesh.rank(), at::kDouble);  // what the next one may find
+        }
+        at::empty({kNumel}, at::kDouble).fill_(3.0);
+      },
+      [](test::Net& net, const AppliedPlan& applied, const at::Tensor& x) {
+        ValidationGuard guard(*net, applied, {.level = ValidationLevel::kOperators});
+        net->forward(x).pow(2).mean().backward();
+        guard.finish();
+        EXPECT_EQ(guard.counts().backwards, 1);
+      }
+  );
+}
 
 TEST(ValidationMemoryTest, FiveHundredStepsDoNotGrow) {
   testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {

@@ -85,6 +85,14 @@ class ShardedModel {
   /// Returns the reduced gradient of a logical parameter whole; undefined if there is none.
   /// Collective and errors as full_parameter.
   at::Tensor full_gradient(std::string_view name) const;
+  /// Called with a logical name and its whole tensor, a copy that may be kept.
+  using VisitFull = std::function<void(const std::string& name, const at::Tensor& full)>;
+  /// Visits all logical parameters as full_parameter gives them, in the order of parameter_names;
+  /// what one gather brings together is gathered once. Collective and errors as full_parameter.
+  void visit_full_parameters(const VisitFull& visit) const;
+  /// The same for reduced gradients; parameters without one are left out.
+  /// Collective and errors as full_parameter.
+  void visit_full_gradients(const VisitFull& visit) const;
   /// Returns the logical names in order of registration; a tied parameter appears once.
   std::vector<std::string> parameter_names() const;
 

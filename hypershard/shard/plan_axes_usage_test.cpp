@@ -97,6 +97,42 @@ TEST(PlanAxesUsageTest, AccumulationModesAgreeAndCountTheirSums) {
   }
 }
 
+TEST(PlanAxesUsageTest, VisitingWholeTensorsGathersOnceAGroup) {
+  on_ranks({{.shard = 2, .tp = 2}}, [](Sharded& run) {
+    run.loss(make_tokens(8, {}, 0)).backward();
+    const Engine& engine = run.handle.engine();
+    std::int64_t num_groups = 0;
+    for (const auto& unit : engine.units()) {
+      num_groups += static_cast<std::int64_t>(unit->groups().size());
+    }
+    comm::CollectiveLog& log = engine.parallel().cuts.front().gather->log();
+    const auto visited = [&](auto visit) {
+      std::vector<std::pair<std::string, at::Tensor>> all;
+      const std::int64_t before = log.count(comm::Op::kAllGather);
+      (run.handle.*visit)([&](const std::string& name, const at::Tensor& full) {
+        all.emplace_back(name, full);
+      });
+      EXPECT_EQ(log.count(comm::Op::kAllGather) - before, num_groups);
+      return all;
+    };
+    const auto names = run.handle.parameter_names();
+    const auto parameters = visited(&ShardedModel::visit_full_parameters);
+    const auto gradients = visited(&ShardedModel::visit_full_gradients);
+    ASSERT_EQ(parameters.size(), names.size());
+    ASSERT_EQ(gradients.size(), names.size());
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      EXPECT_EQ(parameters[i].first, names[i]);
+      EXPECT_EQ(gradients[i].first, names[i]);
+      EXPECT_TRUE(at::equal(parameters[i].second, run.handle.full_parameter(names[i])));
+      EXPECT_TRUE(at::equal(gradients[i].second, run.handle.full_gradient(names[i])));
+    }
+    run.handle.zero_grad();
+    run.handle.visit_full_gradients([](const std::string& name, const at::Tensor&) {
+      ADD_FAILURE() << name << " has no gradient";
+    });
+  });
+}
+
 TEST(PlanAxesUsageTest, RecomputedBlocksHaveTheSameGradients) {
   RunSetup setup{{.shard = 2, .tp = 2}};
   setup.sizes.recompute = true;

@@ -55,6 +55,39 @@ at::Tensor cut_out(const Engine& engine, const Place& place, const at::Tensor& w
   return joined.is_same(local) ? local.clone() : joined;
 }
 
+// The reduced gradients of a group, flat and whole; undefined if there are none. Collective: ranks
+// of the data axes.
+at::Tensor gather_gradient(ParamGroup& group) {
+  const c10::NoGradGuard no_grad;
+  if (group.gradient_is_fresh()) {
+    return {};
+  }
+  const layout::Range mine = group.update_range();
+  at::Tensor own = at::zeros({mine.numel()}, group.update_plane().options());
+  for (const UpdateTensor& update : group.updates()) {
+    if (update.tensor.grad().defined() && update.range.numel() > 0) {
+      own.narrow(0, update.range.begin - mine.begin, update.range.numel())
+          .copy_(update.tensor.grad());
+    }
+  }
+  return group.gather_update(own);
+}
+
+void visit_groups(
+    const Engine& engine,
+    const std::function<at::Tensor(ParamGroup&)>& gather,
+    const ShardedModel::VisitFull& visit
+) {
+  for (const auto& unit : engine.units()) {
+    for (const auto& group : unit->groups()) {
+      const at::Tensor whole = gather(*group);
+      for (std::size_t i = 0; whole.defined() && i < group->params().size(); ++i) {
+        visit(group->params()[i].name, cut_out(engine, {group.get(), i}, whole));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 ShardedModel::ShardedModel(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
@@ -166,22 +199,22 @@ at::Tensor ShardedModel::full_parameter(std::string_view name) const {
 }
 
 at::Tensor ShardedModel::full_gradient(std::string_view name) const {
-  const c10::NoGradGuard no_grad;
   const Place place = find_parameter(*engine_, name);
-  ParamGroup& group = *place.group;
-  if (group.gradient_is_fresh()) {
-    return {};
-  }
   engine_->finish_publishes();
-  const layout::Range mine = group.update_range();
-  at::Tensor own = at::zeros({mine.numel()}, group.update_plane().options());
-  for (const UpdateTensor& update : group.updates()) {
-    if (update.tensor.grad().defined() && update.range.numel() > 0) {
-      own.narrow(0, update.range.begin - mine.begin, update.range.numel())
-          .copy_(update.tensor.grad());
-    }
-  }
-  return cut_out(*engine_, place, group.gather_update(own));
+  const at::Tensor whole = gather_gradient(*place.group);
+  return whole.defined() ? cut_out(*engine_, place, whole) : at::Tensor();
+}
+
+void ShardedModel::visit_full_parameters(const VisitFull& visit) const {
+  engine_->finish_publishes();
+  visit_groups(
+      *engine_, [](ParamGroup& group) { return group.gather_update(group.update_plane()); }, visit
+  );
+}
+
+void ShardedModel::visit_full_gradients(const VisitFull& visit) const {
+  engine_->finish_publishes();
+  visit_groups(*engine_, gather_gradient, visit);
 }
 
 std::vector<std::string> ShardedModel::parameter_names() const {

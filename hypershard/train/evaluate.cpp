@@ -2,30 +2,13 @@
 #include "hypershard/train/evaluate.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 
 #include "hypershard/core/trace.h"
+#include "hypershard/model/evaluation_scope.h"
 #include "hypershard/model/gpt.h"
 
 namespace hypershard::train {
 namespace {
-
-// Switches the model to evaluation while alive.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(model::GptImpl& model)
-      : model_(model), was_training_(model.is_training()) {
-    model_.eval();
-  }
-  ~EvaluationMode() { model_.train(was_training_); }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  model::GptImpl& model_;
-  bool was_training_;
-  c10::NoGradGuard no_grad_;
-};
 
 double bytes_a_token(const data::TokenFile& file) {
   return static_cast<double>(file.info().text_bytes) / static_cast<double>(file.num_tokens());
@@ -35,7 +18,7 @@ double bytes_a_token(const data::TokenFile& file) {
 
 Evaluation evaluate(const Session& session, const data::EvaluationDataset& text) {
   const TraceSpan span(TraceLane::kCompute, "evaluate");
-  const EvaluationMode mode(session.model());
+  const model::EvaluationScope evaluation(session.model());
   const int rank = session.data_rank();
   const int size = session.num_data_ranks();
   at::Tensor sums = at::zeros({1}, at::kDouble);

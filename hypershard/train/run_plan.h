@@ -80,7 +80,7 @@ struct RunPlan {
   std::string why_not_shared;                  ///< empty if all runtime parameters are
   std::vector<PlannedCollective> collectives;  ///< of a step in the middle of a run
   std::optional<plan::ResolvedPlan> resolved;  ///< with a plan: every boundary, cuts, reductions
-  std::vector<PlannedCollective> crossings;    ///< of the boundaries in a step, by site
+  std::vector<PlannedCollective> crossings;    ///< of boundaries and loss in a step
   MemoryPlan memory;
 };
 

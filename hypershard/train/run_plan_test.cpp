@@ -182,6 +182,24 @@ INSTANTIATE_TEST_SUITE_P(
              "parallel.replicate=2",
              "batch.accumulation=2",
              "batch.sync=inner"}
+        },
+        Case{"vocabulary", 2, {"parallel.tp=2", "parallel.plan=vocabulary"}},
+        Case{
+            "everything_in_fp64",
+            4,
+            {"parallel.tp=2",
+             "parallel.plan=tensor,sequence,vocabulary",
+             "batch.accumulation=2",
+             "precision.compute=fp64",
+             "model.tie_embeddings=false"}
+        },
+        Case{
+            "vocabulary_with_whole_logits",
+            2,
+            {"parallel.tp=2",
+             "parallel.plan=vocabulary",
+             "model.tie_embeddings=false",
+             "plan.outputs={\"head\"={tp=\"replicate\"}}"}
         }
     ),
     [](const auto& each) { return each.param.name; }

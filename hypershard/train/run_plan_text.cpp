@@ -299,7 +299,7 @@ std::string describe(const RunPlan& plan) {
   );
   if (plan.resolved.has_value()) {
     text += concat_text(
-        "\ncollectives of the plan's boundaries in a step:\n",
+        "\ncollectives of the plan's boundaries, and of a loss over a cut vocabulary, in a step:\n",
         collectives_text(plan.crossings),
         "\nplan, for one micro-batch, with rank ",
         plan.rank,

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <string>
 
@@ -115,7 +116,6 @@ double clip(const Session& session) {
   );
 }
 
-// A fault is known on all ranks, with the same text: validation tells it before it throws.
 double accumulate_checked(const Session& session, std::int64_t step, StepCheck& check) {
   try {
     check.begin(step);
@@ -123,7 +123,20 @@ double accumulate_checked(const Session& session, std::int64_t step, StepCheck& 
     check.end();
     return loss_sum;
   } catch (const plan::LayoutError& error) {
+    // Validation tells a fault to all ranks before it throws.
     throw FoundWrong(user_text(error));  // raw-throw: all ranks throw the same
+  } catch (const plan::PeerFailure& error) {
+    throw AgreedFailure(error.code(), user_text(error));  // raw-throw: known on all ranks
+  } catch (const AgreedFailure&) {
+    throw;
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    const LocalFailure failure = failure_of(error);
+    if (!check.tell_failure(failure)) {
+      throw;
+    }
+    throw AgreedFailure(failure.code, failure.text);  // raw-throw: known on all ranks
   }
 }
 

@@ -42,10 +42,9 @@ void fill(const at::Tensor& parameter, const at::Tensor& value, at::ScalarType s
 
 // The model as one rank would have it, with the weights of now; made on rank 0 only. Collective.
 std::shared_ptr<model::GptImpl> gather_model(const Session& session) {
-  const bool is_first = session.world().rank() == 0;
   std::shared_ptr<model::GptImpl> whole;
   std::map<std::string, at::Tensor> parameters;
-  if (is_first) {
+  run_on_first(session.everyone(), [&] {
     whole = std::make_shared<model::GptImpl>(
         session.shape(),
         model::GptOptions{.dtype = compute_dtype(session.config()), .seed = std::nullopt}
@@ -53,14 +52,13 @@ std::shared_ptr<model::GptImpl> gather_model(const Session& session) {
     for (const auto& item : whole->named_parameters()) {
       parameters.emplace(item.key(), item.value());
     }
-  }
+  });
   const at::ScalarType storage = storage_dtype(session.config());
-  for (const std::string& name : session.sharded().parameter_names()) {
-    const at::Tensor value = session.sharded().full_parameter(name);
-    if (is_first) {
+  session.sharded().visit_full_parameters([&](const std::string& name, const at::Tensor& value) {
+    if (whole) {
       fill(parameters.at(name), value, storage);
     }
-  }
+  });
   return whole;
 }
 
@@ -106,7 +104,7 @@ void StepCheck::begin(std::int64_t step) {
 }
 
 // Row by row as the data ranks see them, all of them on rank 0. The others meet it at every piece,
-// so that none of their waits is longer than one.
+// so that none of their waits is longer than one, and hear of it where it fails.
 void StepCheck::run_reference() {
   const std::shared_ptr<model::GptImpl> whole = gather_model(session_);
   const RunConfig& config = session_.config();
@@ -115,15 +113,14 @@ void StepCheck::run_reference() {
   double loss_sum = 0;
   for (std::int64_t micro = 0; micro < config.batch.accumulation; ++micro) {
     for (int data_rank = 0; data_rank < size; ++data_rank) {
-      if (whole) {
+      run_on_first(session_.everyone(), [&] {
         const data::Batch rows =
             session_.data().batch(config, verdict_.step - 1, micro, data_rank, size);
         const at::Tensor loss = whole->loss(rows.input, rows.target);
         loss.backward();
         loss_sum += loss.item<double>();
         add_gradients(*whole, reference_);
-      }
-      session_.everyone().barrier("train.reference")->wait();
+      });
     }
   }
   verdict_.reference_loss = loss_sum / parts;
@@ -140,15 +137,18 @@ void StepCheck::end() {
   compare();
 }
 
+bool StepCheck::tell_failure(const LocalFailure& failure) {
+  return guard_.has_value() && guard_->tell_failure(failure.code, failure.text);
+}
+
 void StepCheck::compare() {
   const bool is_first = session_.world().rank() == 0;
   plan::NamedGradients found;
-  for (const std::string& name : session_.sharded().parameter_names()) {
-    const at::Tensor gradient = session_.sharded().full_gradient(name);
-    if (is_first && gradient.defined()) {
+  session_.sharded().visit_full_gradients([&](const std::string& name, const at::Tensor& gradient) {
+    if (is_first) {
       found[name] = gradient;
     }
-  }
+  });
   if (is_first) {
     verdict_.gradients = plan::compare_gradients(found, reference_);
   }

@@ -45,11 +45,15 @@ class StepCheck {
   StepCheck& operator=(const StepCheck&) = delete;
 
   /// Runs step `step` (counted from 0) without sharding on rank 0, then starts to watch.
-  /// Errors: plan::LayoutError for parameters that should be alike and differ; CommError.
+  /// Errors: plan::LayoutError for parameters that should be alike and differ; AgreedFailure if
+  /// rank 0 cannot run it; CommError.
   void begin(std::int64_t step);
   /// Stops watching and compares gradients, which must be reduced and neither clipped nor used up.
-  /// Errors: plan::LayoutError; CommError.
+  /// Errors: plan::LayoutError; plan::PeerFailure; CommError.
   void end();
+  /// Tells the other ranks of a failure between begin() and end(), which they then leave by
+  /// plan::PeerFailure. Returns whether they know: nobody listens outside.
+  bool tell_failure(const LocalFailure& failure);
   const StepVerdict& verdict() const { return verdict_; }
 
  private:

@@ -12,6 +12,9 @@
 
 #include <c10/core/GradMode.h>
 
+#include "hypershard/core/error.h"
+#include "hypershard/model/gpt.h"
+#include "hypershard/nn/hooks.h"
 #include "hypershard/optim/optimizer.h"
 #include "hypershard/plan/layout_error.h"
 #include "hypershard/train/step.h"
@@ -163,6 +166,35 @@ TEST(StepCheckFindingTest, ScaledGradientsAreFoundWithATable) {
   expect_fragments(
       text, {"differ from those of the same step on one rank", "embed.weight", "FAILED", "hint"}
   );
+}
+
+// Rank 1 alone fails in the middle of a forward; all leave with its text, long before a timeout.
+TEST(StepCheckFindingTest, AFailureOfOneRankEndsAllWithItsText) {
+  struct Fails final : nn::ForwardHooks {
+    void pre_forward(std::span<at::Tensor* const>) override { HS_FAIL(IoError, "a disk is full"); }
+    void post_forward(std::span<at::Tensor* const>) override {}
+  };
+  for (const auto& overrides : {std::vector<std::string>{kDouble}, {kDouble, kTwo}}) {
+    std::atomic<int> num_failed = 0;
+    with_sessions({"", 2, overrides}, [&](const Session& session) {
+      const auto hooks = std::make_shared<Fails>();
+      if (session.world().rank() == 1) {
+        session.model().blocks->at<model::BlockImpl>(1).mlp->add_forward_hooks(hooks);
+      }
+      try {
+        StepCheck check(session);
+        run_step(session, 0, {}, &check);
+      } catch (const FoundWrong&) {
+        ADD_FAILURE() << "a failure is no finding";
+      } catch (const AgreedFailure& failure) {
+        EXPECT_EQ(failure.code(), ErrorCode::kIo);
+        expect_fragments(failure.what(), {"a disk is full"});
+        expect_fragments(session.world().rank() == 0 ? failure.what() : "rank 1", {"rank 1"});
+        ++num_failed;
+      }
+    });
+    EXPECT_EQ(num_failed, 2);
+  }
 }
 
 TEST(StepCheckFindingTest, ParametersThatDifferBetweenRanksOfAPlanAreNamed) {

@@ -2,7 +2,6 @@
 // short function.
 #include "hypershard/train/trainer.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -27,7 +26,6 @@
 #include "hypershard/optim/optimizer.h"
 #include "hypershard/shard/engine.h"
 #include "hypershard/train/agreement.h"
-#include "hypershard/train/comm_meter.h"
 #include "hypershard/train/evaluate.h"
 #include "hypershard/train/exit_code.h"
 #include "hypershard/train/gemm_peak.h"
@@ -41,6 +39,7 @@
 #include "hypershard/train/session.h"
 #include "hypershard/train/step.h"
 #include "hypershard/train/step_check.h"
+#include "hypershard/train/step_meter.h"
 #include "hypershard/train/trace_window.h"
 
 namespace hypershard::train {
@@ -73,7 +72,6 @@ class Trainer {
   void announce();
   void train();
   StepResult step();
-  StepMetrics measure(const StepResult& result, double step_s);
   void report(StepMetrics metrics, const std::optional<Evaluation>& evaluation);
   bool evaluation_is_due() const;
   std::optional<Evaluation> evaluate_if_due();
@@ -87,7 +85,7 @@ class Trainer {
   std::shared_ptr<comm::World> world_;
   RunFolder folder_;
   std::optional<Session> session_;
-  std::optional<CommMeter> comm_meter_;
+  std::optional<StepMeter> meter_;
   std::optional<MetricsWriter> metrics_;     // rank 0
   std::optional<ProgressPrinter> progress_;  // rank 0
   std::optional<TraceWindow> trace_;
@@ -98,9 +96,7 @@ class Trainer {
   std::int64_t saved_step_ = -1;
   bool stopped_ = false;
   Stopwatch since_start_;
-  std::int64_t exposed_before_ns_ = 0;
   std::optional<double> eval_loss_;
-  std::int64_t job_bytes_ = 0;
   std::int64_t process_bytes_ = 0;  ///< resident before the model was made
   bool has_profile_ = false;
 };
@@ -132,7 +128,7 @@ void Trainer::set_up() {
   // Before a former run's files go: where the trace cannot be written, nothing is lost.
   run_together(everyone, [&] { open_trace_window(); });
   run_on_first(everyone, [&] { open_folder(); });
-  comm_meter_.emplace(session_->sharded(), session_->mesh(), everyone);
+  meter_.emplace(*session_);
   measure_peak();
   run_on_first(everyone, [&] { announce(); });
 }
@@ -203,6 +199,7 @@ void Trainer::measure_peak() {
     facts_.gemm_shape = {peak.shape.rows, peak.shape.inner, peak.shape.columns};
   }
   facts_.gemm_peak_flops_per_s = peak.flops_per_s;
+  meter_->set_gemm_peak(peak.flops_per_s);
 }
 
 void Trainer::announce() {
@@ -221,12 +218,11 @@ void Trainer::announce() {
 void Trainer::train() {
   since_start_.restart();
   evaluate_at_start();
-  exposed_before_ns_ = comm_meter_->exposed_ns();
   while (!is_last() && !stopped_) {
     if (trace_) {
       trace_->begin_step(step_ - first_step_ + 1);
     }
-    session_->sharded().reset_counters();
+    meter_->begin();
     StepResult result;
     StepMetrics metrics;
     {
@@ -234,7 +230,9 @@ void Trainer::train() {
       const Stopwatch watch;
       result = step();
       ++step_;
-      metrics = measure(result, watch.elapsed_s());
+      const double step_s = watch.elapsed_s();
+      const bool with_job_memory = step_ == first_step_ + 1 || is_last() || evaluation_is_due();
+      metrics = meter_->measure(step_, result, step_s, with_job_memory);
     }
     stopped_ = result.stop;
     const std::optional<Evaluation> evaluation = evaluate_if_due();
@@ -245,7 +243,6 @@ void Trainer::train() {
     if (trace_ && trace_->end_step(step_ - first_step_)) {
       report_profile();
     }
-    exposed_before_ns_ = comm_meter_->exposed_ns();
   }
 }
 
@@ -261,60 +258,6 @@ StepResult Trainer::step() {
   }
   require_passed(*session_, check.verdict());
   return result;
-}
-
-StepMetrics Trainer::measure(const StepResult& result, double step_s) {
-  const shard::Counters& counters = session_->sharded().counters();
-  // The communicators' waits hold those of the write window, which are the gather group's.
-  const auto exposed = static_cast<double>(comm_meter_->exposed_ns() - exposed_before_ns_);
-  at::Tensor sums = at::zeros({8}, at::kDouble);
-  double* sum = sums.mutable_data_ptr<double>();
-  const std::int64_t own[] = {
-      counters.copied_bytes,
-      counters.accumulated_bytes,
-      counters.gathered_bytes,
-      counters.reduced_bytes,
-      counters.published_bytes
-  };
-  std::transform(std::begin(own), std::end(own), sum, [](std::int64_t value) {
-    return static_cast<double>(value);
-  });
-  sum[5] = exposed;
-  sum[6] = step_s;
-  const bool measures_job = step_ == first_step_ + 1 || is_last() || evaluation_is_due();
-  sum[7] = measures_job ? static_cast<double>(proportional_bytes()) : 0;
-  at::Tensor largest = at::zeros({1}, at::kDouble);
-  *largest.mutable_data_ptr<double>() = static_cast<double>(peak_resident_bytes());
-  comm::Communicator& everyone = session_->everyone();
-  const comm::WorkPtr summing = everyone.all_reduce(sums, comm::ReduceOp::kSum, "train.report");
-  everyone.all_reduce(largest, comm::ReduceOp::kMax, "train.report")->wait();
-  summing->wait();
-
-  StepMetrics metrics;
-  metrics.step = step_;
-  metrics.loss = result.loss;
-  metrics.lr = result.lr;
-  metrics.grad_norm = result.grad_norm;
-  const double mean_s = sum[6] / world_->size();
-  metrics.step_ms = mean_s * 1000;
-  metrics.tokens_per_s = static_cast<double>(session_->tokens_per_step()) / mean_s;
-  if (facts_.gemm_peak_flops_per_s > 0) {
-    const double flops = model::flops_per_token(session_->shape(), config().model.sequence);
-    metrics.mfu = flops * metrics.tokens_per_s / facts_.gemm_peak_flops_per_s;
-  }
-  metrics.exposed_comm_share = sum[5] * 1e-9 / sum[6];
-  metrics.peak_bytes = static_cast<std::int64_t>(*largest.const_data_ptr<double>());
-  if (measures_job) {
-    metrics.job_bytes = static_cast<std::int64_t>(sum[7]);
-    job_bytes_ = std::max(job_bytes_, *metrics.job_bytes);
-  }
-  metrics.tokens_seen = step_ * session_->tokens_per_step();
-  metrics.copied_bytes = static_cast<std::int64_t>(sum[0]);
-  metrics.accumulated_bytes = static_cast<std::int64_t>(sum[1]);
-  metrics.gathered_bytes = static_cast<std::int64_t>(sum[2]);
-  metrics.reduced_bytes = static_cast<std::int64_t>(sum[3]);
-  metrics.published_bytes = static_cast<std::int64_t>(sum[4]);
-  return metrics;
 }
 
 bool Trainer::evaluation_is_due() const {
@@ -373,7 +316,7 @@ void Trainer::report_profile() {
   const MemoryUse memory{
       .process = process_bytes_,
       .peak = peak_resident_bytes(),
-      .job = job_bytes_,
+      .job = meter_->job_bytes(),
       .plan = plan.memory
   };
   progress_->print(describe(make_profile(trace_shares(0, kStepSpan), memory)));
@@ -418,8 +361,9 @@ void Trainer::finish() {
         short_duration(since_start_.elapsed_s()),
         eval_loss_ ? ", held-out loss " + four_decimals(*eval_loss_) + " nats a byte"
                    : std::string(),
-        job_bytes_ > 0 ? concat_text(", memory of the job ", short_bytes(job_bytes_))
-                       : std::string()
+        meter_->job_bytes() > 0
+            ? concat_text(", memory of the job ", short_bytes(meter_->job_bytes()))
+            : std::string()
     ));
   }
 }

@@ -1,14 +1,13 @@
 // See collective_watch.h.
 #include "hypershard/plan/internal/collective_watch.h"
 
-#include <algorithm>
+#include "hypershard/core/text.h"
 
 namespace hypershard::plan::internal {
 
 CollectiveWatch::CollectiveWatch(const comm::ProcessMesh& mesh, const ResolvedPlan& plan) {
-  const auto& data = plan.data_axes;
   for (const auto& axis : mesh.mesh().axes()) {
-    if (std::find(data.begin(), data.end(), axis.name) == data.end()) {
+    if (!plan.is_data_axis(axis.name)) {
       axes_.emplace_back(mesh.axis(axis.name), 0);
     }
   }
@@ -25,6 +24,30 @@ void CollectiveWatch::settle() {
   for (auto& [ranks, seen] : axes_) {
     seen = ranks->log().size();
   }
+}
+
+std::vector<std::string> CollectiveWatch::order() const {
+  std::vector<std::string> order;
+  for (const auto& [ranks, seen] : axes_) {
+    if (ranks->log().size() == seen) {
+      continue;
+    }
+    for (const comm::LogEntry& entry : ranks->log().entries()) {
+      if (entry.sequence >= seen) {
+        order.push_back(concat_text(
+            comm::to_text(entry.op),
+            " of ",
+            entry.dtype,
+            " for '",
+            entry.unit,
+            "' on axis '",
+            entry.communicator,
+            "'"
+        ));
+      }
+    }
+  }
+  return order;
 }
 
 std::string CollectiveWatch::unannounced() const {

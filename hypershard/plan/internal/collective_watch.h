@@ -22,6 +22,9 @@ class CollectiveWatch {
   void settle();
   /// Returns the text of the first collective since that is not the plan's, empty if there is none.
   std::string unannounced() const;
+  /// Lists the collectives since, axis by axis in their order, as all ranks must have run them:
+  /// without sizes, which may be uneven. Of very many the log keeps the newest.
+  std::vector<std::string> order() const;
 
  private:
   std::set<std::string> units_;

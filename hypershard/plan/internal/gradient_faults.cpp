@@ -1,8 +1,6 @@
 // See gradient_faults.h.
 #include "hypershard/plan/internal/gradient_faults.h"
 
-#include <algorithm>
-
 #include "hypershard/core/text.h"
 #include "hypershard/layout/sharding.h"
 
@@ -75,17 +73,18 @@ LayoutFault conflict_fault(
 std::vector<LayoutFault> seed_faults(
     const LayoutTracker& tracker,
     const std::vector<layout::TensorSpec>& outputs,
-    const std::vector<std::string>& data_axes
+    const ResolvedPlan& plan
 ) {
   std::vector<LayoutFault> faults;
   const auto& axes = tracker.mesh().axes();
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for (std::size_t axis = 0; axis < axes.size(); ++axis) {
       const Placement& placement = outputs[i].layout.placements[axis];
-      const bool is_data =
-          std::find(data_axes.begin(), data_axes.end(), axes[axis].name) != data_axes.end();
-      if (is_data || axes[axis].size == 1 || placement.kind != Placement::Kind::kPartial ||
-          placement.reduce == Placement::Reduce::kSum) {
+      const bool is_sum = placement.reduce == Placement::Reduce::kSum;
+      const bool is_mean = placement.reduce == Placement::Reduce::kAvg;
+      const bool is_data = plan.is_data_axis(axes[axis].name);
+      if (axes[axis].size == 1 || placement.kind != Placement::Kind::kPartial || is_sum ||
+          (is_data && is_mean)) {
         continue;
       }
       faults.push_back(
@@ -97,16 +96,21 @@ std::vector<LayoutFault> seed_faults(
                placement,
                " on axis '",
                axes[axis].name,
-               "', so a backward from it would take each rank's term for the whole and give "
-               "gradients ",
-               axes[axis].size,
-               " times too large"
+               is_mean ? concat_text(
+                             "', so a backward from it would take each rank's term for the whole "
+                             "and give gradients ",
+                             axes[axis].size,
+                             " times too large"
+                         )
+                       : std::string("', so only the rank that holds it has a gradient, but a "
+                                     "backward on each rank would give all of them one")
            ),
-           .fix = concat_text(
-               "state the output that it comes from as {",
-               axes[axis].name,
-               " = \"replicate\"}, or name the axis among the data axes"
-           )}
+           .fix = is_data ? std::string("differentiate a sum or a mean over the data axes")
+                          : concat_text(
+                                "state the output that it comes from as {",
+                                axes[axis].name,
+                                " = \"replicate\"}, or name the axis among the data axes"
+                            )}
       );
     }
   }

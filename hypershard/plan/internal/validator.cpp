@@ -140,6 +140,7 @@ void Validator::compare_parameter(const ResolvedParameter& parameter, const at::
 void Validator::set_layout(
     const at::Tensor& tensor, const Layout& layout, const std::string& name
 ) {
+  meet("the layout of " + name);  // so that the exchange of sizes meets no other one
   const TrackingPause pause;
   const auto shape = global_shape(tensor.sizes(), layout, *applied_.mesh(), *everyone_);
   tracker_.set_spec(tensor, {shape, layout}, name);
@@ -148,6 +149,11 @@ void Validator::set_layout(
 
 void Validator::finish() {
   meet("end of validation");
+}
+
+bool Validator::tell_failure(ErrorCode code, const std::string& text) noexcept {
+  const TrackingPause pause;
+  return agreement_.tell_failure(code, text);
 }
 
 ValidationCounts Validator::counts() const {
@@ -175,6 +181,9 @@ void Validator::meet(const std::string& place) {
          .fix = "let the plan's boundaries communicate and remove it (a second reduction makes "
                 "values too large), or make it part of an operator with a rule of its own"}
     );
+  }
+  for (std::string& collective : collectives_.order()) {
+    agreement_.add_event({.name = std::move(collective), .module = tracker_.module()});
   }
   agreement_.add_event({.name = place, .module = tracker_.module()});
   agreement_.meet();
@@ -253,6 +262,9 @@ void Validator::after_operator(const SeenOperator& seen, c10::ArrayRef<at::Tenso
     return;
   }
   for (std::size_t i = 0; i < results.size(); ++i) {
+    if (tracker_.is_unwritten(results[i])) {
+      continue;
+    }
     compare(
         results[i],
         seen.verdict.outputs[i].layout,
@@ -337,8 +349,7 @@ void Validator::begin_root(c10::ArrayRef<at::Tensor> inputs) {
 }
 
 bool Validator::is_data_axis(std::size_t axis) const {
-  const auto& data = plan_.data_axes;
-  return std::find(data.begin(), data.end(), mesh_.axes()[axis].name) != data.end();
+  return plan_.is_data_axis(mesh_.axes()[axis].name);
 }
 
 }  // namespace hypershard::plan::internal

@@ -33,6 +33,7 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
   void begin(torch::nn::Module& model);
   void set_layout(const at::Tensor& tensor, const layout::Layout& layout, const std::string& name);
   void finish();
+  bool tell_failure(ErrorCode code, const std::string& text) noexcept;
   ValidationCounts counts() const;
 
   void on_fault(const LayoutFault& fault) override;
@@ -74,7 +75,7 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
   void check_boundary_gradients(const GradientLayouts& gradients);
   void check_parameter_gradients(const GradientLayouts& gradients);
   LayoutFault fault_at(
-      const BoundarySite& site, const at::Tensor& tensor, const layout::TensorSpec& spec
+      const ResolvedBoundary& boundary, const at::Tensor& tensor, const layout::TensorSpec& spec
   ) const;
   int number_of(const ResolvedBoundary& boundary) const;
   bool is_data_axis(std::size_t axis) const;

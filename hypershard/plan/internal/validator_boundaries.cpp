@@ -22,29 +22,23 @@ void Validator::check_identities(
     }
     const TensorSpec spec = tracker_.spec_or_assume(tensors[index], to_text(boundary->site));
     if (!(spec.layout == boundary->forward.arriving)) {
-      agreement_.fail(fault_at(boundary->site, tensors[index], spec));
+      agreement_.fail(fault_at(*boundary, tensors[index], spec));
     }
   }
 }
 
 LayoutFault Validator::fault_at(
-    const BoundarySite& site, const at::Tensor& tensor, const TensorSpec& spec
+    const ResolvedBoundary& boundary, const at::Tensor& tensor, const TensorSpec& spec
 ) const {
-  const ResolvedBoundary* boundary = nullptr;
-  for (const ResolvedBoundary& each : plan_.boundaries) {
-    if (to_text(each.site) == to_text(site)) {
-      boundary = &each;
-    }
-  }
   return {
-      .module = module_text(site.module),
-      .subject = to_text(site),
+      .module = module_text(boundary.site.module),
+      .subject = to_text(boundary.site),
       .operands = {operand_text(spec, tensor.sizes().vec(), mesh_)},
       .what = concat_text(
           "{",
           layout::to_text(spec.layout, mesh_),
           "} arrives, but the boundary was resolved for {",
-          layout::to_text(boundary->forward.arriving, mesh_),
+          layout::to_text(boundary.forward.arriving, mesh_),
           "} and would do the wrong thing"
       ),
       .fix =
@@ -73,7 +67,7 @@ void Validator::before_boundary(const ResolvedBoundary& boundary, const at::Tens
   }
   const TensorSpec spec = tracker_.spec_or_assume(arriving, to_text(site));
   if (!(spec.layout == boundary.forward.arriving)) {
-    agreement_.fail(fault_at(site, arriving, spec));
+    agreement_.fail(fault_at(boundary, arriving, spec));
   }
   compare(arriving, spec.layout, "what arrives at " + to_text(site), kReplicateFix);
   meet(to_text(site));

@@ -25,7 +25,7 @@ void Validator::end_root(c10::ArrayRef<at::Tensor> outputs) {
     output.register_hook([has_gradient](const at::Tensor&) { *has_gradient = true; });
     outputs_.push_back({tracker_.value_of(output, "result of the model"), has_gradient});
   }
-  const auto faults = seed_faults(tracker_, specs, plan_.data_axes);
+  const auto faults = seed_faults(tracker_, specs, plan_);
   if (!faults.empty()) {
     agreement_.fail(faults.front());
   }
@@ -59,7 +59,7 @@ void Validator::end_backward() {
   for (const auto& [parameter, tensor] : parameters_) {
     const at::Tensor& gradient = tensor.grad();
     if (parameter->is_trained && gradient.defined() && !options_.has_engine) {
-      const Layout settled = settled_gradient(parameter->spec.layout);
+      const Layout settled = layout::gradient_layout(parameter->spec.layout);
       compare(
           gradient,
           settled,
@@ -79,7 +79,7 @@ void Validator::give_gradients_layouts() {
   for (const auto& [parameter, tensor] : parameters_) {
     const at::Tensor& gradient = tensor.grad();
     if (parameter->is_trained && gradient.defined() && !options_.has_engine) {
-      const Layout settled = settled_gradient(parameter->spec.layout);
+      const Layout settled = layout::gradient_layout(parameter->spec.layout);
       tracker_.set_spec(
           gradient, {parameter->spec.shape, settled}, "gradient of " + parameter->name
       );

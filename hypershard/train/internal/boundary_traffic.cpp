@@ -9,6 +9,8 @@
 #include "hypershard/core/error.h"
 #include "hypershard/layout/redistribution.h"
 #include "hypershard/layout/sharding.h"
+#include "hypershard/nn/cross_entropy.h"
+#include "hypershard/train/session.h"
 
 namespace hypershard::train::internal {
 namespace {
@@ -34,6 +36,21 @@ std::int64_t element_bytes(const std::string& dtype) {
   return dtype == "Double" || dtype == "Long" ? 8 : dtype == "Float" || dtype == "Int" ? 4 : 2;
 }
 
+/// Axes as a communicator over them is known.
+struct AxisNames {
+  std::vector<std::string> names;
+  std::string joined;
+};
+
+AxisNames names_of(const std::vector<int>& axes, const layout::DeviceMesh& mesh) {
+  AxisNames result;
+  for (const int axis : axes) {
+    result.names.push_back(mesh.axes()[static_cast<std::size_t>(axis)].name);
+    result.joined += (result.joined.empty() ? "" : "+") + result.names.back();
+  }
+  return result;
+}
+
 std::int64_t local_numel(
     const std::vector<std::int64_t>& shape, const layout::Layout& layout, const RunPlan& plan
 ) {
@@ -47,20 +64,15 @@ PlannedCollective collective_of(
     const plan::ResolvedBoundary& boundary,
     const RunPlan& plan
 ) {
-  std::vector<std::string> axes;
-  std::string name;
-  for (const int axis : step.axes) {
-    axes.push_back(plan.mesh.axes()[static_cast<std::size_t>(axis)].name);
-    name += (name.empty() ? "" : "+") + axes.back();
-  }
+  const AxisNames axes = names_of(step.axes, plan.mesh);
   const std::int64_t bytes = element_bytes(boundary.dtype);
   // The whole of what is joined or taken apart, as the engine's own collectives count.
   const layout::Layout& whole = step.kind == Kind::kAllGather ? step.to : step.from;
   return {
       .phase = phase,
       .op = op_of(step.kind),
-      .axis = name,
-      .tier = plan.mesh.tier(axes),
+      .axis = axes.joined,
+      .tier = plan.mesh.tier(axes.names),
       .unit = plan::to_text(boundary.site),
       .payload_bytes = local_numel(boundary.shape, whole, plan) * bytes,
       .sent_bytes = layout::step_traffic(step, boundary.shape, plan.mesh, plan.rank).sent * bytes
@@ -80,6 +92,53 @@ void add_flow(
   }
 }
 
+// Mesh axes that cut the classes of the loss's logits; none if a boundary makes the logits whole.
+std::vector<int> axes_of_classes(const RunPlan& plan, const RunConfig& config) {
+  const std::string name = config.model.tie_embeddings ? "embed.weight" : "head.weight";
+  for (const plan::ResolvedBoundary& boundary : plan.resolved->boundaries) {
+    const auto last = static_cast<int>(boundary.shape.size()) - 1;
+    if (boundary.site.module == "head" && boundary.site.kind == plan::RuleKind::kOutput &&
+        boundary.forward.leaving.cut_axes(last).empty()) {
+      return {};
+    }
+  }
+  std::vector<int> axes;
+  for (const int axis : plan.resolved->find_parameter(name)->spec.layout.cut_axes(0)) {
+    if (plan.mesh.axes()[static_cast<std::size_t>(axis)].size > 1) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+void add_loss(RunPlan& plan, const RunConfig& config) {
+  const std::vector<int> cut_by = axes_of_classes(plan, config);
+  if (cut_by.empty()) {
+    return;
+  }
+  const AxisNames axes = names_of(cut_by, plan.mesh);
+  std::int64_t num_ranks = 1;
+  for (const int axis : cut_by) {
+    num_ranks *= plan.mesh.axes()[static_cast<std::size_t>(axis)].size;
+  }
+  const std::int64_t rows =
+      config.batch.global_batch * config.model.sequence /
+      (config.batch.accumulation * config.num_data_ranks(plan.mesh.topology().world_size()));
+  const std::int64_t bytes = nn::cross_entropy_gathered_numel(rows, num_ranks) *
+                             (compute_dtype(config) == at::kDouble ? 8 : 4);
+  for (std::int64_t micro = 0; micro < config.batch.accumulation; ++micro) {
+    plan.crossings.push_back(
+        {.phase = Phase::kForward,
+         .op = comm::Op::kAllGather,
+         .axis = axes.joined,
+         .tier = plan.mesh.tier(axes.names),
+         .unit = "cross_entropy",
+         .payload_bytes = bytes,
+         .sent_bytes = bytes - bytes / num_ranks}
+    );
+  }
+}
+
 }  // namespace
 
 void add_crossings(RunPlan& plan, const RunConfig& config) {
@@ -95,6 +154,7 @@ void add_crossings(RunPlan& plan, const RunConfig& config) {
       }
     }
   }
+  add_loss(plan, config);
 }
 
 }  // namespace hypershard::train::internal

@@ -7,7 +7,8 @@
 namespace hypershard::train::internal {
 
 /// Fills `plan.crossings` from `plan.resolved`: every collective of every micro-batch, forward and
-/// backward, and again where a block is recomputed.
+/// backward, and again where a block is recomputed; at the end what a loss over a cut vocabulary
+/// exchanges.
 void add_crossings(RunPlan& plan, const RunConfig& config);
 
 }  // namespace hypershard::train::internal
