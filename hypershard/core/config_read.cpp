@@ -157,6 +157,9 @@ std::optional<ConfigValue> typed_value(ConfigKind kind, const toml::node& node) 
 template <class T>
 std::string pattern_problem(const PatternTable<T>& table) {
   for (const auto& row : table) {
+    if (row.first.empty() && std::is_same_v<T, WordTable>) {
+      continue;  // the path of a root; who takes the table says whether there is one
+    }
     try {
       const Glob glob(row.first);
     } catch (const InvalidArgument& error) {
@@ -177,6 +180,35 @@ std::string value_problem(const ConfigEntry& entry, const ConfigValue& value) {
     return pattern_problem(*words);
   }
   return limit_problem(entry, value);
+}
+
+/// Names the first row of a table whose value has the wrong type: ` in which "a.b" is the integer
+/// 1`.
+std::string wrong_row_text(const ConfigEntry& entry, const toml::node& node) {
+  const toml::table* table = node.as_table();
+  const bool has_rows = entry.kind == ConfigKind::kStringTable ||
+                        entry.kind == ConfigKind::kRealTable ||
+                        entry.kind == ConfigKind::kWordsTable;
+  if (table == nullptr || !has_rows) {
+    return "";
+  }
+  for (const auto& [key, item] : *table) {
+    const toml::table row{{key.str(), item}};
+    if (typed_value(entry.kind, row).has_value()) {
+      continue;
+    }
+    std::string found = found_text(item);
+    if (const toml::table* words = item.as_table(); words != nullptr) {
+      for (const auto& [word, value] : *words) {
+        if (!value.is_string()) {
+          found =
+              concat_text("a table in which ", std::string(word.str()), " is ", found_text(value));
+        }
+      }
+    }
+    return concat_text(" in which ", toml_quoted(std::string(key.str())), " is ", found);
+  }
+  return "";
 }
 
 /// A word of advice for the usual ways to give a wrong type.
@@ -200,6 +232,7 @@ void read_value(
         concat_text(
             "found ",
             found_text(node),
+            wrong_row_text(entry, node),
             ", expected ",
             expected_text(entry),
             type_remedy(entry, node)

@@ -44,6 +44,16 @@ void check(const GptConfig& config, const layout::DeviceMesh& mesh, const GptPla
       "cut of positions saves nothing",
       HS_HINT("set tensor too")
   );
+  HS_CHECK(
+      !options.vocabulary || config.vocab_size > 1 || parts == 1,
+      "model.gpt_plan: a vocabulary of ",
+      config.vocab_size,
+      " cannot be divided among the ",
+      parts,
+      " ranks of axis '",
+      options.axis,
+      "' (expected at least 2)"
+  );
   if (options.tensor) {
     check_heads("num_heads", config.num_heads, options, parts);
     check_heads("num_kv_heads", config.num_kv_heads, options, parts);

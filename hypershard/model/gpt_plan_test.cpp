@@ -42,6 +42,8 @@ struct Case {
   std::int64_t positions = 8;
   RecomputePolicy recompute = RecomputePolicy::kNone;
   std::int64_t dim = 32;
+  std::int64_t vocab = 37;  // divides by nothing
+  std::int64_t hidden = 46;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& each) {
@@ -75,6 +77,12 @@ std::vector<Case> all_cases() {
   cases.push_back(
       {"recompute", 2, options_of(true, true, true), 1, false, 8, RecomputePolicy::kBlock}
   );
+  // More ranks than there are tokens or hidden units.
+  for (const bool tied : {false, true}) {
+    cases.push_back({"empty_vocabulary", 4, options_of(true, true, true), 1, tied});
+    cases.back().vocab = 3;
+    cases.back().hidden = 2;
+  }
   return cases;
 }
 
@@ -86,12 +94,12 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 
 GptConfig config_of(const Case& param) {
   return {
-      .vocab_size = 37,  // divides by nothing
+      .vocab_size = param.vocab,
       .num_layers = 2,
       .dim = param.dim,
       .num_heads = 8,
       .num_kv_heads = 4,
-      .hidden_dim = 46,
+      .hidden_dim = param.hidden,
       .max_sequence = 64,
       .tie_embeddings = param.tied,
       .recompute = param.recompute

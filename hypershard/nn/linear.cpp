@@ -12,6 +12,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "hypershard/core/error.h"
@@ -24,8 +25,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// The rows are counted here: where this rank has no columns, -1 would not tell how many there are.
 at::Tensor as_matrix(const at::Tensor& tensor) {
-  return tensor.reshape({-1, tensor.size(-1)});
+  const auto rows = tensor.sizes().slice(0, static_cast<std::size_t>(tensor.dim() - 1));
+  return tensor.reshape({c10::multiply_integers(rows), tensor.size(-1)});
 }
 
 /// The gradient of the weight, or nothing if it went into the weight's slot. Matrices: grad_y

@@ -279,6 +279,29 @@ TEST(LinearTest, TakesAnyStridesAndNumberOfDimensions) {
   }
 }
 
+// What a rank of several may have of a layer: none of its columns, or none of its rows.
+TEST(LinearTest, EmptyLayersHaveEmptyGradients) {
+  for (const auto& [in, out] : {std::pair<int, int>{0, 4}, {4, 0}, {0, 0}}) {
+    const auto make = [in = in, out = out] {
+      return std::vector<at::Tensor>{
+          at::ones({2, 3, in}, at::kDouble).requires_grad_(),
+          at::ones({out, in}, at::kDouble).requires_grad_(),
+          at::ones({out}, at::kDouble).requires_grad_()
+      };
+    };
+    const auto ours = make();
+    const auto theirs = make();
+    const auto y = nn::linear(ours[0], ours[1], ours[2]);
+    const auto expected = at::linear(theirs[0], theirs[1], theirs[2]);
+    EXPECT_TRUE(same_bits(y, expected));
+    y.sum().backward();
+    expected.sum().backward();
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_TRUE(same_bits(ours[i].grad(), theirs[i].grad())) << in << " " << out << " " << i;
+    }
+  }
+}
+
 TEST(LinearTest, ShapesThatDoNotFitAreNamed) {
   HS_EXPECT_THROWN(
       InvalidArgument,

@@ -33,6 +33,9 @@ struct RowPart final : torch::CustomClassHolder {
   std::int64_t total = 0;                     ///< of the whole parameter
   std::vector<int> axes;                      ///< of the mesh, that cut the rows, outermost first
   std::shared_ptr<comm::Communicator> ranks;  ///< those that hold the other rows, in their order
+
+  /// Weak references keep an object's memory: what it holds must not outlive its last owner.
+  void release_resources() override { ranks.reset(); }
 };
 using RowPartPtr = c10::intrusive_ptr<RowPart>;
 

@@ -14,6 +14,7 @@
 #include "hypershard/dtensor/redistribute.h"
 #include "hypershard/layout/sharding.h"
 #include "hypershard/plan/internal/compiled_boundary.h"
+#include "hypershard/plan/internal/cut_parameters.h"
 #include "hypershard/plan/internal/row_parts.h"
 #include "hypershard/plan/internal/site_hooks.h"
 #include "hypershard/plan/tracker.h"
@@ -74,6 +75,7 @@ void cut(
   }
   at::Tensor handle = tensor;
   handle.set_data(part.clone(at::MemoryFormat::Contiguous));
+  internal::note_cut(handle);
 }
 
 }  // namespace
@@ -159,10 +161,23 @@ void AppliedPlan::State::cut_parameters(torch::nn::Module& model) {
 
 void AppliedPlan::State::install_boundaries(torch::nn::Module& model) {
   std::vector<std::pair<int, BoundarySite>> sites;
+  std::map<std::ptrdiff_t, std::size_t> compiled;  // by number in the resolved plan
   for (const ResolvedBoundary& boundary : resolved.boundaries) {
     if (boundary.crossings > 0 && !boundary.is_identity()) {
       sites.emplace_back(static_cast<int>(boundaries.size()), boundary.site);
+      compiled[&boundary - resolved.boundaries.data()] = boundaries.size();
       boundaries.push_back(std::make_unique<internal::CompiledBoundary>(boundary, mesh));
+    }
+  }
+  for (const auto& boundary : boundaries) {
+    const std::vector<CutOrigin>& origins = boundary->boundary().cut_by;
+    for (std::size_t dim = 0; dim < origins.size(); ++dim) {
+      const auto found = compiled.find(origins[dim].boundary);
+      if (found != compiled.end()) {
+        boundary->set_origin(
+            dim, boundaries[found->second].get(), static_cast<std::size_t>(origins[dim].dim)
+        );
+      }
     }
   }
   hooks = std::make_unique<internal::SiteHooks>(model, sites, [this](int site, at::Tensor& tensor) {

@@ -210,6 +210,20 @@ TEST(ApplyPlanUsageTest, ProblemsAndStrangeModelsAreRefused) {
     HS_EXPECT_HAS(
         thrown_by([&] { (void)apply_plan(*block, right, mesh); }), "the model has no parameter"
     );
+    // What is cut once would be taken for whole.
+    const auto applied = apply_plan(*net, right, mesh);
+    const std::string again = thrown_by([&] {
+      (void)apply_plan(*net, test::tensor_parallel_plan(), mesh, {input}, forward);
+    });
+    HS_EXPECT_HAS(again, "parameter 'blocks.0.mlp.up.weight' of shape [6, 8] is this rank's part");
+    HS_EXPECT_HAS(
+        thrown_by([&] {
+          (void)apply_plan(*test::Net(8, 12), test::tensor_parallel_plan(), mesh, {input}, [] {
+            return std::vector<at::Tensor>{};
+          });
+        }),
+        "returned no tensor"
+    );
   });
 }
 
@@ -282,38 +296,6 @@ TEST(ApplyPlanUsageTest, OtherBatchSizesKeepTheUnevenCutsThatWereResolved) {
   });
 }
 
-TEST(ApplyPlanUsageTest, SizesThatRanksCouldNotTellApartAreRefusedOnAllOfThem) {
-  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
-    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
-    test::Net reference(8, 12);
-    test::Net net(8, 12);
-    const at::Tensor x = test::formula_tensor({7, 8}, 0.3);  // pieces of 4 and 3
-    const auto applied = apply_plan(
-        *net,
-        test::sequence_parallel_plan(),
-        mesh,
-        {{x, {{7, 8}, Layout{{kRep}}}, "x"}},
-        [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
-    );
-    const auto run = [&](std::int64_t rows) {
-      return net->forward(test::formula_tensor({rows, 8}, 0.1));
-    };
-    for (const std::int64_t rows : {6, 8}) {
-      HS_EXPECT_HAS(thrown_by([&] { run(rows); }), "it could not tell the two");
-    }
-    for (const std::int64_t rows : {1, 9}) {
-      const std::string text = thrown_by([&] { run(rows); });
-      HS_EXPECT_HAS(text, "input 0 of blocks.0: dimension 0");
-      HS_EXPECT_HAS(text, "by even pieces only");
-      HS_EXPECT_HAS(text, "multiples of 2");
-    }
-    for (const std::int64_t rows : {7, 10, 16}) {
-      const at::Tensor expected = reference->forward(test::formula_tensor({rows, 8}, 0.1));
-      EXPECT_LT((run(rows) - expected).abs().max().item<double>(), 1e-14) << rows;
-    }
-  });
-}
-
 TEST(ApplyPlanUsageTest, GradientsWhereNoneCrossedAreRefused) {
   testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
     const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
@@ -337,6 +319,62 @@ TEST(ApplyPlanUsageTest, GradientsWhereNoneCrossedAreRefused) {
     HS_EXPECT_HAS(
         thrown_by([&] { loss.backward(); }), "where none crossed when the plan was resolved"
     );
+  });
+}
+
+// The rows are cut and gathered again, so each rank has to know of how many its own are a part.
+TEST(ApplyPlanUsageTest, OtherSizesOfACutDimensionMayBeUneven) {
+  for (const int size : {2, 3}) {
+    testing::run_ranks(size, [&](std::shared_ptr<comm::World> world) {
+      const auto mesh = test::make_mesh(std::move(world), {{"tp", size}});
+      test::Net reference(8, 12);
+      test::Net net(8, 12);
+      const at::Tensor first = test::formula_tensor({7, 8}, 0.3);
+      const auto applied = apply_plan(
+          *net,
+          test::sequence_parallel_plan(),
+          mesh,
+          {{first, {{7, 8}, Layout{{kRep}}}, "x"}},
+          [&] { return std::vector<at::Tensor>{net->forward(first).pow(2).sum()}; }
+      );
+      // 7 and 8 rows give rank 0 of 2 as many, 5 and 4 give rank 1 of 2 as many.
+      for (const std::int64_t rows : {8, 7, 5, 4, 9, 2, 1, 7, 8}) {
+        const at::Tensor x = test::formula_tensor({rows, 8}, 0.1);
+        net->zero_grad();
+        reference->zero_grad();
+        net->forward(x).pow(2).sum().backward();
+        reference->forward(x).pow(2).sum().backward();
+        ASSERT_LT(test::worst_gradient(applied, test::gradients_of(*reference)), 1e-12) << rows;
+      }
+      HS_EXPECT_HAS(
+          thrown_by([&] { net->forward(test::formula_tensor({2, 4, 8}, 0.1)); }),
+          "a tensor of 3 dimensions arrives, but the plan was resolved for 2"
+      );
+    });
+  }
+}
+
+// What a plan attaches to parameters must not keep communicators, whose end tells the peers that a
+// rank left.
+TEST(ApplyPlanUsageTest, CommunicatorsGoWithThePlan) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    auto mesh = std::make_shared<const comm::ProcessMesh>(
+        world->shared_from_this(), layout::DeviceMesh({{"tp", 2}}, world->topology())
+    );
+    const auto before = mesh->axis("tp").use_count();
+    test::Net net(8, 12);
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    {
+      const auto applied = apply_plan(
+          *net,
+          test::tensor_parallel_plan(),
+          mesh,
+          {{x, {{4, 8}, Layout{{kRep}}}, "x"}},
+          [&] { return std::vector<at::Tensor>{net->forward(x).sum()}; }
+      );
+      EXPECT_GT(mesh->axis("tp").use_count(), before);
+    }
+    EXPECT_EQ(mesh->axis("tp").use_count(), before);
   });
 }
 

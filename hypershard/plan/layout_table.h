@@ -20,6 +20,8 @@ struct TableEntry {
   /// Fresh memory that no operator wrote to yet. NOTE [unseen kernels]: who fills it through its
   /// address does so behind the tracker's back, and what it holds has no known layout.
   bool is_unwritten = false;
+  /// Computed from nothing whose layout was given, as tensors of a data pipeline are.
+  bool is_assumed = false;
   std::uint64_t epoch = 0;    ///< of the tape that `value` belongs to
   int value = -1;             ///< on that tape
   std::int64_t version = -1;  ///< of the tensor's memory when `value` was made; -1: not counted

@@ -93,6 +93,7 @@ class Matcher {
 
   MatchedPlan run() {
     for (const PlanRule& rule : plan_.rules()) {
+      check_axes(rule);
       const bool hit =
           rule.kind == RuleKind::kParameter ? match_parameters(rule) : match_modules(rule);
       if (!hit) {
@@ -131,6 +132,26 @@ class Matcher {
     }
   }
 
+  void check_axes(const PlanRule& rule) const {
+    std::vector<std::string> names;
+    for (const layout::MeshAxis& axis : mesh_.axes()) {
+      names.push_back(axis.name);
+    }
+    for (const auto& [axis, placement] : rule.placements) {
+      HS_CHECK(
+          mesh_.has_axis(axis),
+          "plan: ",
+          rule,
+          ": there is no mesh axis '",
+          axis,
+          "' (expected one of ",
+          names,
+          ")",
+          HS_HINT(suggestion(axis, names))
+      );
+    }
+  }
+
   bool match_parameters(const PlanRule& rule) {
     const Glob glob(rule.pattern);
     bool hit = false;
@@ -150,11 +171,14 @@ class Matcher {
   }
 
   bool match_modules(const PlanRule& rule) {
-    const Glob glob(rule.pattern);
+    // The root's path is empty, which no pattern but ** says.
+    const Glob glob(rule.pattern.empty() ? "**" : rule.pattern);
     bool hit = false;
     for (std::size_t i = 0; i < modules_.size(); ++i) {
       const NamedModule& each = modules_[i];
-      if (!glob.matches(each.path) && !(each.path.empty() && rule.pattern == "**")) {
+      const bool matches = each.path.empty() ? rule.pattern.empty() || rule.pattern == "**"
+                                             : !rule.pattern.empty() && glob.matches(each.path);
+      if (!matches) {
         continue;
       }
       hit = true;
@@ -173,7 +197,8 @@ class Matcher {
               ">, or name the hookable module around it"
           )
       );
-      const auto subject = concat_text(rule.kind, " ", rule.index, " of '", each.path, "'");
+      const std::string of = each.path.empty() ? "the root" : "'" + each.path + "'";
+      const auto subject = concat_text(rule.kind, " ", rule.index, " of ", of);
       state(sites_[{i, rule.kind, rule.index}], rule, each.path, subject, mesh_);
     }
     return hit;
@@ -182,7 +207,9 @@ class Matcher {
   [[noreturn]] void fail_unmatched(const PlanRule& rule) const {
     std::vector<std::string> paths;
     for (const NamedModule& each : modules_) {
-      paths.push_back(each.path);
+      if (!each.path.empty()) {
+        paths.push_back(each.path);
+      }
     }
     const bool is_parameter = rule.kind == RuleKind::kParameter;
     const std::vector<std::string>& candidates = is_parameter ? names_ : paths;

@@ -62,23 +62,22 @@ void check_table(
 
 void bind_plan(Schema& schema, PlanConfig* config) {
   const std::string forms = "placements by mesh axis: replicate, shard(DIM), partial";
+  const std::string paths =
+      "Module path patterns (`#1` for the second tensor; the root's is empty) "
+      "to wanted ";
   schema
       .section(
           "plan",
           "How the model is spread over mesh axes that are no data axes: patterns of names to "
           "placements."
       )
-      .bind("parameters", &config->parameters, {.doc = "Parameter name patterns to " + forms + "."})
       .bind(
-          "inputs",
-          &config->inputs,
-          {.doc = "Module path patterns (`#1` for the second tensor) to wanted " + forms + "."}
+          "parameters",
+          &config->parameters,
+          {.doc = "Parameter name patterns to placements by mesh axis: replicate, shard(DIM)."}
       )
-      .bind(
-          "outputs",
-          &config->outputs,
-          {.doc = "Module path patterns (`#1` for the second tensor) to wanted " + forms + "."}
-      );
+      .bind("inputs", &config->inputs, {.doc = paths + forms + "."})
+      .bind("outputs", &config->outputs, {.doc = paths + forms + "."});
   schema.add_check([config](ConfigProblems& problems) {
     check_table(problems, "parameters", RuleKind::kParameter, config->parameters);
     check_table(problems, "inputs", RuleKind::kInput, config->inputs);

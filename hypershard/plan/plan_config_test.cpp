@@ -87,5 +87,35 @@ TEST_F(PlanConfigTest, UnknownKeysAndWrongTypesAreErrors) {
   HS_EXPECT_HAS(problem("[plan.inputs]\n\"a\" = { tp = 1 }\n"), "plan.inputs");
 }
 
+TEST_F(PlanConfigTest, TheRowOfAWrongTypeIsNamed) {
+  const std::string right = "[plan.inputs]\n\"a\" = { tp = \"replicate\" }\n";
+  HS_EXPECT_HAS(
+      problem(right + "\"b.*\" = \"shard(1)\"\n"),
+      "found a table in which \"b.*\" is the string 'shard(1)', expected a table from patterns"
+  );
+  HS_EXPECT_HAS(
+      problem(right + "\"b\" = { dp = \"replicate\", tp = 1 }\n"),
+      "in which \"b\" is a table in which tp is the integer 1"
+  );
+}
+
+TEST_F(PlanConfigTest, TheEmptyPathIsTheRoots) {
+  schema_.load_text(
+      "[plan.inputs]\n\"\" = { tp = \"shard(0)\" }\n\"#1\" = { tp = \"replicate\" }\n", "run.toml"
+  );
+  const ShardingPlan plan = make_plan(config_);
+  ASSERT_EQ(plan.rules().size(), 2U);
+  EXPECT_EQ(to_text(plan.rules()[0]), "input 0 of the root: {tp = \"shard(0)\"}");
+  EXPECT_EQ(to_text(plan.rules()[1]), "input 1 of the root: {tp = \"replicate\"}");
+  PlanConfig again;
+  Schema schema;
+  bind_plan(schema, &again);
+  schema.load_text(schema_.to_toml(), "again.toml");
+  EXPECT_EQ(again.inputs, config_.inputs);
+  HS_EXPECT_HAS(
+      problem("[plan.parameters]\n\"\" = { tp = \"shard(0)\" }\n"), "the pattern is empty"
+  );
+}
+
 }  // namespace
 }  // namespace hypershard::plan

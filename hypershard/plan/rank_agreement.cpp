@@ -58,8 +58,8 @@ std::uint64_t hash_event(const AgreedEvent& event) {
       hash = (hash ^ (kind + 16 * reduce + 256 * static_cast<std::uint64_t>(placement.dim))) * kMix;
     }
   }
-  for (const std::int64_t fact : event.facts) {
-    hash = (hash ^ static_cast<std::uint64_t>(fact)) * kMix;
+  for (const c10::ScalarType dtype : event.dtypes) {
+    hash = (hash ^ static_cast<std::uint64_t>(dtype)) * kMix;
   }
   return hash ^ (hash >> 29);
 }
@@ -74,7 +74,10 @@ std::string event_text(const AgreedEvent& event, const layout::DeviceMesh& mesh)
         event.specs[i].shape
     );
   }
-  return event.facts.empty() ? text : concat_text(text, " (", event.facts, ")");
+  for (std::size_t i = 0; i < event.dtypes.size(); ++i) {
+    text += concat_text(i == 0 ? " (" : ", ", c10::toString(event.dtypes[i]));
+  }
+  return event.dtypes.empty() ? text : text + ")";
 }
 
 // Eight bytes at a time in four lanes, so that hashing costs about as much as reading.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
 #include "hypershard/comm/communicator.h"
@@ -22,7 +23,7 @@ struct AgreedEvent {
   std::string name;    ///< operator or place
   std::string module;  ///< where
   std::vector<layout::TensorSpec> specs = {};
-  std::vector<std::int64_t> facts = {};  ///< more that must agree: dtypes, numbers of dimensions
+  std::vector<c10::ScalarType> dtypes = {};  ///< of its operands
 };
 
 /// What values are expected to do along an axis.

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <new>
+#include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -13,7 +16,9 @@
 #include "hypershard/core/error.h"
 #include "hypershard/layout/sharding.h"
 #include "hypershard/plan/gradient_layouts.h"
+#include "hypershard/plan/internal/cut_parameters.h"
 #include "hypershard/plan/internal/gradient_faults.h"
+#include "hypershard/plan/internal/known_cuts.h"
 #include "hypershard/plan/internal/local_shapes.h"
 #include "hypershard/plan/internal/plain_shapes.h"
 #include "hypershard/plan/internal/site_hooks.h"
@@ -59,6 +64,7 @@ class Resolver final : public TrackerObserver {
       mesh.axis_index(axis);  // throws for an unknown one
     }
     result_.axes = mesh.axes();
+    check_parameters();
     result_.data_axes = options.data_axes;
     for (const BoundarySite& site : matched_.sites) {
       result_.boundaries.push_back({.site = site});
@@ -90,13 +96,20 @@ class Resolver final : public TrackerObserver {
     for (const PlannedInput& input : inputs) {
       tracker_.set_spec(input.local, input.spec, input.name);
     }
+    std::optional<std::vector<at::Tensor>> outputs;
     try {
-      settle(forward());
-    } catch (const std::exception&) {
-      if (result_.problems.empty()) {
-        throw;
-      }
-      result_.is_complete = false;  // a consequence of the problems, which say more
+      outputs = forward();
+    } catch (const LayoutError&) {
+      settle_consequence();
+    } catch (const internal::SiteError&) {
+      settle_consequence();
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      settle_failure(error);
+    }
+    if (outputs.has_value()) {
+      settle(*outputs);
     }
     return std::move(result_);
   }
@@ -112,14 +125,19 @@ class Resolver final : public TrackerObserver {
     if (difference.empty()) {
       return;
     }
+    const bool is_from_nothing = seen.operands.empty() || seen.name.starts_with("aten::new_");
     LayoutFault fault{
         .module = tracker_.module(),
         .subject = seen.name,
         .operands = {},
         .what = difference,
         .fix =
-            "a size in the model's code does not follow the cut: compute it from the local "
-            "tensor's sizes or write -1 (heads, hidden units), or state a boundary before"
+            is_from_nothing
+                ? "a tensor made from nothing counts as whole on every rank: make it from the "
+                  "tensor that is cut (zeros_like, ones_like, a view or expand of it), so that it "
+                  "lies as that one does, or give it its global size"
+                : "a size in the model's code does not follow the cut: compute it from the local "
+                  "tensor's sizes or write -1 (heads, hidden units), or state a boundary before"
     };
     for (std::size_t i = 0; i < seen.operands.size(); ++i) {
       fault.operands.push_back(operand_text(seen.specs[i], seen.operands[i].sizes().vec(), mesh_));
@@ -136,6 +154,90 @@ class Resolver final : public TrackerObserver {
   }
 
  private:
+  // Checks of the model's own, before any operator that a rule could refuse.
+  // Inside a handler: what came after a problem follows from it, and the problem says more.
+  void settle_consequence() {
+    if (result_.problems.empty()) {
+      throw;  // raw-throw: what is being handled
+    }
+    result_.is_complete = false;
+  }
+
+  void settle_failure(const std::exception& error) {
+    if (!result_.problems.empty()) {
+      settle_consequence();
+      return;
+    }
+    if (!options_.compare_with_plain) {
+      throw;  // raw-throw: the model may fail without a plan as well
+    }
+    const std::string& module = tracker_.failed_module();
+    std::string text = error.what();
+    text.resize(std::min(text.find('\n'), text.size()));
+    if (text.starts_with("[rank ")) {
+      text.erase(0, text.find(']') + 2);  // the message has it in front
+    }
+    LayoutFault fault{
+        .module = module,
+        .subject = module,
+        .operands = {},
+        .what = concat_text(
+            "the unsharded model runs, but with this rank's parts it fails with '", text, "'"
+        ),
+        .fix =
+            "cut together what must fit together, such as rows of one weight and columns of the "
+            "next, or state a boundary that makes the module's input whole"
+    };
+    for (const MatchedParameter& parameter : matched_.parameters) {
+      const std::string prefix = module == module_text("") ? "" : module + ".";
+      if (parameter.name.starts_with(prefix)) {
+        fault.what += concat_text(
+            fault.what.ends_with("'") ? "; there " : ", ",
+            parameter.name.substr(prefix.size()),
+            " is {",
+            layout::to_text(parameter.spec.layout, mesh_),
+            "} of ",
+            parameter.spec.shape
+        );
+      }
+    }
+    on_fault(fault);
+    result_.is_complete = false;
+  }
+
+  void check_parameters() const {
+    for (const MatchedParameter& parameter : matched_.parameters) {
+      for (const std::string& axis : options_.data_axes) {
+        const auto& placement =
+            parameter.spec.layout.placements[static_cast<std::size_t>(mesh_.axis_index(axis))];
+        HS_CHECK(
+            parameter.is_buffer || placement == Placement::replicate(),
+            "plan: parameter '",
+            parameter.name,
+            "' is ",
+            placement,
+            " on the data axis '",
+            axis,
+            "'",
+            HS_HINT(
+                "leave parameters whole on data axes: the data-parallel strategy shards them there"
+            )
+        );
+      }
+      HS_CHECK(
+          !internal::is_part(parameter.tensor),
+          "plan: parameter '",
+          parameter.name,
+          "' of shape ",
+          parameter.tensor.sizes().vec(),
+          " is this rank's part already: a plan was applied to the model",
+          HS_HINT(
+              "put all rules into one plan, and resolve it with a model whose parameters are whole"
+          )
+      );
+    }
+  }
+
   // The root's own boundaries come first and replace what its arguments were.
   void note_inputs(c10::ArrayRef<at::Tensor> inputs) {
     result_.inputs.resize(std::max(result_.inputs.size(), inputs.size()));
@@ -164,7 +266,9 @@ class Resolver final : public TrackerObserver {
       boundary.dtype = c10::toString(tensor.scalar_type());
       element_bytes_[number] = static_cast<std::int64_t>(tensor.element_size());
       boundary.forward = flow(number, spec.layout, wanted);
+      boundary.cut_by = cuts_.origins(spec);
     }
+    cuts_.note(static_cast<int>(number), spec, wanted);
     const TensorSpec result_spec{spec.shape, wanted};
     at::Tensor result = received(tensor, result_spec);
     TapeOperator op{.name = name};
@@ -192,16 +296,30 @@ class Resolver final : public TrackerObserver {
            .fix = std::move(fix)}
       );
     };
-    const TensorSpec target{spec.shape, wanted};
-    try {
-      layout::check_spec(target, mesh_);
-    } catch (const InvalidArgument& error) {
+    const auto num_dims = static_cast<int>(spec.shape.size());
+    for (std::size_t axis = 0; axis < wanted.placements.size(); ++axis) {
+      const Placement& placement = wanted.placements[axis];
+      if (placement.kind != Placement::Kind::kShard || placement.dim < num_dims) {
+        continue;
+      }
       fault(
-          concat_text("the plan wants a layout that the tensor cannot have: ", error.what_brief()),
-          concat_text("correct the rule [", boundary.site.rule, "]")
+          concat_text(
+              "the plan wants a layout that the tensor cannot have: ",
+              placement,
+              " on axis '",
+              mesh_.axes()[axis].name,
+              "' of a tensor of ",
+              num_dims,
+              " dimensions"
+          ),
+          concat_text(
+              "correct the rule [",
+              boundary.site.rule,
+              "]: dimensions count from 0, and a scalar is replicate or partial"
+          )
       );
       // Cannot go on with a layout that does not exist.
-      throw;
+      layout::check_spec({spec.shape, wanted}, mesh_);
     }
     if (boundary.crossings > 0 && !(boundary.forward.arriving == spec.layout)) {
       fault(
@@ -257,6 +375,12 @@ class Resolver final : public TrackerObserver {
   }
 
   void settle(const std::vector<at::Tensor>& outputs) {
+    HS_CHECK(
+        !outputs.empty(),
+        "plan: the forward that resolves the plan returned no tensor, so nothing is known of its "
+        "gradients",
+        HS_HINT("return what is differentiated: the loss, or the model's outputs")
+    );
     std::vector<int> seeds;
     for (const at::Tensor& output : outputs) {
       result_.outputs.push_back(tracker_.spec_or_assume(output, "result of the forward"));
@@ -346,8 +470,9 @@ class Resolver final : public TrackerObserver {
   internal::PlainComparison plain_{{}};
   std::vector<std::tuple<std::vector<std::int64_t>, std::int64_t, BoundaryFlow>> flows_;
   std::map<std::size_t, std::int64_t> element_bytes_;  // by site
-  std::vector<std::vector<int>> crossings_;            // by site: operators of the tape
-  std::vector<int> values_;                            // by parameter: values of the tape
+  internal::KnownCuts cuts_{mesh_};
+  std::vector<std::vector<int>> crossings_;  // by site: operators of the tape
+  std::vector<int> values_;                  // by parameter: values of the tape
 };
 
 }  // namespace

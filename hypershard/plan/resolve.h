@@ -60,7 +60,8 @@ struct ResolveOptions {
 /// values. With meta parameters and inputs nothing is computed. Random states and buffers change as
 /// in any forward.
 /// Collective: no.
-/// Errors: as match_plan; LayoutError naming module, operator or boundary, layouts, shapes and the
+/// Errors: as match_plan; InvalidArgument for parameters that a plan cut before and a forward that
+/// returns nothing; LayoutError naming module, operator or boundary, layouts, shapes and the
 /// fix; InvalidArgument for a boundary index that a module does not have.
 ResolvedPlan resolve(
     torch::nn::Module& model,

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hypershard/core/error.h"
 #include "hypershard/plan/test_models.h"
 
 namespace hypershard::plan {
@@ -203,7 +204,92 @@ TEST_F(ResolveTest, BoundaryThatATensorCannotHaveNamesTheRule) {
   HS_EXPECT_HAS(text, "correct the rule");
   ShardingPlan index;
   index.output("blocks.0", {{"tp", kRep}}, 3);
-  HS_EXPECT_HAS(refusal(index), "output 3 of blocks.0: the module has 1 tensors there");
+  HS_EXPECT_HAS(refusal(index), "output 3 of blocks.0: the module has 1 tensor there");
+}
+
+TEST_F(ResolveTest, ATensorFromNothingOfACutSizeIsTold) {
+  const auto x = at::ones({4, 8}, at::kDouble);
+  const auto resolve_with = [&](const std::function<at::Tensor(const at::Tensor&)>& start) {
+    return test::thrown_by([&] {
+      resolve(
+          *net_,
+          test::tensor_parallel_plan(),
+          mesh_,
+          0,
+          {{x, {{8, 8}, Layout{{Placement::shard(0), kRep}}}, "x"}},
+          [&] {
+            const at::Tensor y = net_->forward(x);
+            return std::vector<at::Tensor>{(y + start(y)).pow(2).mean()};
+          },
+          {.data_axes = {"dp"}}
+      );
+    });
+  };
+  HS_EXPECT_HAS(
+      resolve_with([](const at::Tensor& y) { return at::zeros({y.size(0), 3}, at::kDouble); }),
+      "make it from the tensor that is cut (zeros_like"
+  );
+  EXPECT_EQ(resolve_with([](const at::Tensor& y) { return at::zeros_like(y); }), "");
+}
+
+TEST_F(ResolveTest, RulesOnAxesThatAreNotTheirsAreNamed) {
+  ShardingPlan data;
+  data.parameter("blocks.1.mlp.up.weight", {{"dp", Placement::shard(0)}});
+  HS_EXPECT_HAS(
+      refusal(data), "parameter 'blocks.1.mlp.up.weight' is Shard(0) on the data axis 'dp'"
+  );
+  ShardingPlan unknown;
+  unknown.input("head", {{"tpp", kRep}});
+  HS_EXPECT_HAS(
+      refusal(unknown), "input 0 of 'head': {tpp = \"replicate\"}: there is no mesh axis"
+  );
+  HS_EXPECT_HAS(refusal(unknown), "did you mean 'tp'");
+}
+
+// A check in the model's code refuses what no operator saw.
+TEST_F(ResolveTest, AModelThatFailsWithItsPartsOnlyIsAFinding) {
+  struct StrictImpl : nn::Hookable<StrictImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
+    StrictImpl() : gate(8, 12), up(8, 12) {
+      register_module("gate", gate);
+      register_module("up", up);
+    }
+    at::Tensor forward_impl(const at::Tensor& x) {
+      const auto a = gate->forward(x);
+      const auto b = up->forward(x);
+      HS_CHECK(a.sizes() == b.sizes(), "strict: ", a.sizes(), " is not ", b.sizes());
+      return a * b;
+    }
+    test::Dense gate;
+    test::Dense up;
+  };
+  const auto model = std::make_shared<StrictImpl>();
+  const auto x = at::ones({4, 8}, at::kDouble);
+  ShardingPlan plan;
+  plan.parameter("gate.*", {{"tp", Placement::shard(0)}});
+  const auto resolve_it = [&](const ResolveOptions& options) {
+    return resolve(
+        *model,
+        plan,
+        mesh_,
+        0,
+        {{x, {{8, 8}, Layout{{Placement::shard(0), kRep}}}, "x"}},
+        [&] { return std::vector<at::Tensor>{model->forward(x).pow(2).mean()}; },
+        options
+    );
+  };
+  try {
+    resolve_it({.data_axes = {"dp"}});
+    FAIL() << "half a gate was accepted";
+  } catch (const LayoutError& error) {
+    const std::string text = error.what();
+    HS_EXPECT_HAS(text, "(root): the unsharded model runs, but with this rank's parts it fails");
+    HS_EXPECT_HAS(text, "strict: [4, 6] is not [4, 12]");
+    HS_EXPECT_HAS(text, "gate.weight is {dp: Replicate, tp: Shard(0)} of [12, 8]");
+    HS_EXPECT_HAS(text, "up.weight is {dp: Replicate, tp: Replicate} of [12, 8]");
+  }
+  const auto collected = resolve_it({.data_axes = {"dp"}, .on_problem = OnProblem::kCollect});
+  EXPECT_EQ(collected.problems.size(), 1U);
+  EXPECT_FALSE(collected.is_complete);
 }
 
 TEST_F(ResolveTest, MetaModelsResolveAlikeAndKeepTheirShapes) {

@@ -26,6 +26,12 @@ struct BoundaryFlow {
   std::int64_t received_bytes = 0;
 };
 
+/// Where a dimension that arrives cut was cut: there its global size is known, on every rank.
+struct CutOrigin {
+  int boundary = -1;  ///< number in ResolvedPlan::boundaries; -1: no boundary cut it
+  int dim = 0;        ///< of the tensor there
+};
+
 /// A place where the plan names what crosses.
 struct ResolvedBoundary {
   BoundarySite site = {};
@@ -34,6 +40,7 @@ struct ResolvedBoundary {
   BoundaryFlow forward = {};
   std::optional<BoundaryFlow> backward = {};  ///< none: no gradient crosses
   int crossings = 0;                          ///< in one forward; 0: the module did not run
+  std::vector<CutOrigin> cut_by = {};         ///< by dimension of what arrives
 
   /// Tells whether nothing has to happen in either direction.
   bool is_identity() const {

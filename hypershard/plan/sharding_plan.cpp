@@ -93,8 +93,25 @@ void check_placement(const PlanRule& rule, const std::string& axis, const Placem
   );
 }
 
+void check_pattern(const PlanRule& rule) {
+  if (rule.pattern.empty()) {
+    HS_CHECK(
+        rule.kind != RuleKind::kParameter,
+        "plan: ",
+        rule,
+        ": the pattern is empty (expected names of parameters; ** means all)"
+    );
+    return;  // the root module
+  }
+  try {
+    const Glob parsed(rule.pattern);
+  } catch (const InvalidArgument& error) {
+    HS_FAIL(InvalidArgument, "plan: ", rule, ": ", error.what_brief());
+  }
+}
+
 void check_rule(const PlanRule& rule) {
-  const Glob parsed(rule.pattern);  // throws for a malformed pattern
+  check_pattern(rule);
   HS_CHECK(
       rule.index >= 0, "plan: ", rule, ": tensor index ", rule.index, " is negative; count from 0"
   );
@@ -187,7 +204,8 @@ std::string to_text(const PlanRule& rule) {
   if (rule.kind == RuleKind::kParameter) {
     return concat_text("parameter '", rule.pattern, "': ", placements);
   }
-  return concat_text(rule.kind, " ", rule.index, " of '", rule.pattern, "': ", placements);
+  const std::string of = rule.pattern.empty() ? "the root" : "'" + rule.pattern + "'";
+  return concat_text(rule.kind, " ", rule.index, " of ", of, ": ", placements);
 }
 
 ShardingPlan& ShardingPlan::parameter(std::string_view pattern, AxisPlacements placements) {

@@ -34,8 +34,10 @@ std::string to_text(RuleKind kind);
 /// One line of a plan.
 struct PlanRule {
   RuleKind kind = RuleKind::kParameter;
-  std::string pattern;  ///< of parameter names (kParameter) or module paths; see core/glob.h
-  int index = 0;        ///< which tensor of the arguments or results, in hook order
+  /// Of parameter names (kParameter) or module paths; see core/glob.h. An empty one is the root
+  /// module, whose path is empty.
+  std::string pattern;
+  int index = 0;  ///< which tensor of the arguments or results, in hook order
   AxisPlacements placements;
 };
 /// Writes like `output 0 of 'blocks.*.mlp': {tp = "replicate"}`.

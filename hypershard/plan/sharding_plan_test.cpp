@@ -58,7 +58,11 @@ TEST(ShardingPlanTest, RulesAreCheckedWhenAdded) {
   refused([&] { plan.input("a", {}); }, "states no axis");
   refused([&] { plan.output("a", {{"tp", {}}}, -2); }, "tensor index -2 is negative");
   refused([&] { plan.output("a", {{"tp", {}}, {"tp", {}}}); }, "states axis 'tp' twice");
-  refused([&] { plan.output("a[", {{"tp", {}}}); }, "glob: pattern 'a['");
+  refused(
+      [&] { plan.output("a[", {{"tp", {}}}); },
+      "output 0 of 'a[': {tp = \"replicate\"}: glob: pattern 'a['"
+  );
+  refused([&] { plan.parameter("", {{"tp", {}}}); }, "the pattern is empty");
   EXPECT_TRUE(plan.empty());
 }
 
@@ -88,6 +92,16 @@ TEST_F(PlanMatchTest, GivesEveryParameterALayoutAndListsBoundaries) {
   EXPECT_EQ(to_text(matched.sites[3]), "output 0 of blocks.1.mlp");
   EXPECT_FALSE(matched.sites[0].wanted[0].has_value());
   EXPECT_EQ(matched.sites[0].wanted[1], Placement::replicate());
+}
+
+TEST_F(PlanMatchTest, TheRootIsTheEmptyPathAndPartOfAll) {
+  ShardingPlan plan;
+  plan.input("", {{"tp", Placement::shard(0)}});
+  const MatchedPlan matched = match_plan(plan, *net_, mesh_);
+  ASSERT_EQ(matched.sites.size(), 1U);
+  EXPECT_EQ(to_text(matched.sites[0]), "input 0 of (root)");
+  plan.input("**", {{"tp", Placement::replicate()}});
+  HS_EXPECT_HAS(refusal(plan), "input 0 of the root is shard(0) on axis 'tp' by rule");
 }
 
 TEST_F(PlanMatchTest, PatternWithoutMatchNamesTheNearest) {

@@ -53,6 +53,11 @@ std::optional<layout::TensorSpec> LayoutTracker::spec_of(const at::Tensor& tenso
   return entry == nullptr ? std::nullopt : std::optional(entry->spec);
 }
 
+bool LayoutTracker::is_assumed(const at::Tensor& tensor) {
+  const TableEntry* entry = tensor.defined() ? table_.find(tensor) : nullptr;
+  return entry == nullptr || entry->is_assumed;
+}
+
 layout::TensorSpec LayoutTracker::spec_or_assume(
     const at::Tensor& tensor, const std::string& used_by
 ) {
@@ -68,6 +73,7 @@ TableEntry& LayoutTracker::entry_of(const at::Tensor& tensor, const std::string&
   TableEntry* entry = table_.find(tensor);
   if (entry == nullptr) {
     TableEntry assumed{.spec = {tensor.sizes().vec(), layout::replicated_layout(mesh_)}};
+    assumed.is_assumed = true;
     entry = &table_.set(tensor, std::move(assumed));
     if (!internal::is_wrapped_number(tensor)) {
       observer_.on_assumed(tensor, used_by);
@@ -117,6 +123,7 @@ void LayoutTracker::refresh_value(const at::Tensor& tensor, TableEntry& entry) {
 }
 
 void LayoutTracker::begin_forward() {
+  has_empty_pieces_ = false;
   tape_.clear();
   last_write_.clear();
   ++epoch_;
@@ -135,6 +142,7 @@ void LayoutTracker::record_boundary(
   entry.epoch = epoch_;
   entry.value = tape_.op(index).outputs.front();
   table_.set(result, std::move(entry));
+  add_origin(/*is_comparable=*/false);
 }
 
 int LayoutTracker::module_index(const std::string& path) {
@@ -147,6 +155,7 @@ int LayoutTracker::module_index(const std::string& path) {
 
 void LayoutTracker::enter_module(const std::string& path, c10::ArrayRef<at::Tensor> inputs) {
   stack_.push_back(module_index(path));
+  failed_depth_ = 0;
   observer_.enter_module(module(), inputs);
 }
 
@@ -157,14 +166,19 @@ void LayoutTracker::leave_module(c10::ArrayRef<at::Tensor> outputs) {
 
 void LayoutTracker::abandon_module() noexcept {
   if (!stack_.empty()) {
+    if (failed_depth_ < stack_.size()) {
+      failed_module_ = stack_.back();
+    }
+    failed_depth_ = stack_.size();
     stack_.pop_back();
   }
 }
 
-const std::string& LayoutTracker::backward_origin() const {
+// An autograd node's module and kind, by the numbers of nodes.
+LayoutTracker::OriginMark LayoutTracker::backward_origin() const {
   const auto node = torch::autograd::get_current_node();
   if (node == nullptr || origins_.empty()) {
-    return paths_.front();
+    return {};
   }
   // Numbers grow. An operator's nodes lie in [begin, end) of its mark; the node of a custom
   // function is made before the first operator of its body, hence before that one's end.
@@ -175,10 +189,11 @@ const std::string& LayoutTracker::backward_origin() const {
       sequence,
       [](std::uint64_t number, const OriginMark& each) { return number < each.end; }
   );
-  if (mark == origins_.end()) {
-    return paths_.front();
+  if (mark != origins_.end()) {
+    return *mark;
   }
-  return module_path(mark->module);
+  // Made in a recomputed segment (whose operators have no layouts), or sums a parameter's gradient.
+  return {.is_comparable = !has_empty_pieces_};
 }
 
 }  // namespace hypershard::plan

@@ -50,11 +50,13 @@ class TrackerObserver {
       const SeenOperator& /*seen*/, c10::ArrayRef<at::Tensor> /*results*/
   ) {}
   /// An operator of a backward (or of a recomputed segment) is about to run; layouts are not known
-  /// there. `origin` is the module whose forward made the node that runs.
+  /// there. `origin` is the module whose forward made the node that runs. See NOTE [empty pieces]
+  /// for `is_comparable`.
   virtual void before_backward_operator(
       const std::string& /*name*/,
       c10::ArrayRef<at::Tensor> /*operands*/,
-      const std::string& /*origin*/
+      const std::string& /*origin*/,
+      bool /*is_comparable*/
   ) {}
   /// A tensor that nobody gave a layout was taken as Replicate.
   virtual void on_assumed(const at::Tensor& /*tensor*/, const std::string& /*used_by*/) {}
@@ -68,6 +70,12 @@ class TrackerObserver {
 /// Only forward operators are checked, inside modules or with grad mode (an optimizer's arithmetic
 /// on parameters is nobody's layout); those of a backward have no layouts of their own (see NOTE
 /// [gradient law]).
+///
+/// NOTE [empty pieces]: libtorch multiplies and slices empty tensors in other ways than full ones,
+/// so where a dimension is cut into more pieces than it has entries, ranks run other operators in
+/// backward. These are not comparable between ranks, nor are those that a boundary runs, whose
+/// steps are the ranks' own.
+///
 /// Threads: the one that it tracks.
 class LayoutTracker {
  public:
@@ -82,6 +90,9 @@ class LayoutTracker {
   void set_spec(const at::Tensor& tensor, layout::TensorSpec spec, const std::string& name);
   /// Returns what is known of a tensor.
   std::optional<layout::TensorSpec> spec_of(const at::Tensor& tensor);
+  /// Tells whether nobody gave this tensor a layout, nor one that it was computed from: then what
+  /// is known of it is a guess.
+  bool is_assumed(const at::Tensor& tensor);
   /// Returns the spec of a tensor; one without becomes Replicate.
   layout::TensorSpec spec_or_assume(const at::Tensor& tensor, const std::string& used_by);
   /// Tells whether a tensor is fresh memory that no operator wrote to: it holds anything.
@@ -108,8 +119,10 @@ class LayoutTracker {
     return paths_[static_cast<std::size_t>(index)];
   }
   std::size_t module_depth() const { return stack_.size(); }
-  /// Returns the module whose forward made the autograd node that runs now, or `(root)`.
-  const std::string& backward_origin() const;
+  /// Returns the innermost module that an exception left last, or `(root)`.
+  const std::string& failed_module() const {
+    return paths_[static_cast<std::size_t>(failed_module_)];
+  }
 
   /// Runs one operator: the body of the mode key's fallback.
   void run(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack);
@@ -117,11 +130,15 @@ class LayoutTracker {
  private:
   struct Call;
   struct OriginMark {
-    std::uint64_t end;  // sequence number after the operator's own nodes
-    int module;
+    std::uint64_t end = 0;  // sequence number after the operator's own nodes
+    int module = 0;
+    bool is_comparable = true;  // see NOTE [empty pieces]
   };
 
   int module_index(const std::string& path);
+  void add_origin(bool is_comparable);
+  OriginMark backward_origin() const;
+  bool has_empty_pieces(const Call& call) const;
   TableEntry& entry_of(const at::Tensor& tensor, const std::string& used_by);
   void refresh_value(const at::Tensor& tensor, TableEntry& entry);
   void gather_operands(Call& call);
@@ -148,7 +165,10 @@ class LayoutTracker {
   std::vector<std::string> paths_{"(root)"};
   std::unordered_map<std::string, int> path_index_{{"(root)", 0}};
   std::vector<int> stack_;
+  int failed_module_ = 0;
+  std::size_t failed_depth_ = 0;  // of the module that an exception is leaving; 0: none
   std::deque<OriginMark> origins_;
+  bool has_empty_pieces_ = false;  // of this epoch's operators
 };
 
 /// Switches a tracker on for the calling thread while alive: operators, and the modules of `model`

@@ -22,6 +22,31 @@ namespace {
 // Nodes of a backward that are older than this many operators lose their module.
 constexpr std::size_t kKeptOrigins = std::size_t{1} << 16;
 
+// Tells whether some rank holds nothing of a tensor of which others hold something.
+bool has_empty_piece(const layout::TensorSpec& spec, const layout::DeviceMesh& mesh) {
+  for (std::size_t dim = 0; dim < spec.shape.size(); ++dim) {
+    std::int64_t pieces = 1;
+    for (std::size_t axis = 0; axis < spec.layout.placements.size(); ++axis) {
+      pieces *= spec.layout.placements[axis] == layout::Placement::shard(static_cast<int>(dim))
+                    ? mesh.axes()[axis].size
+                    : 1;
+    }
+    if (spec.shape[dim] < pieces && spec.shape[dim] > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_cut(const layout::TensorSpec& spec, const layout::DeviceMesh& mesh) {
+  for (std::size_t axis = 0; axis < spec.layout.placements.size(); ++axis) {
+    if (spec.layout.placements[axis].splits() && mesh.axes()[axis].size > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
 template <class F>
 void visit_value(const c10::IValue& value, const F& f) {
   if (value.isTensor()) {
@@ -83,6 +108,7 @@ struct LayoutTracker::Call {
   std::vector<at::Tensor> operands = {};
   std::vector<layout::TensorSpec> specs = {};
   std::vector<int> values = {};
+  std::vector<int> assumed = {};  ///< operands of which nobody said how they lie
   dtensor::Verdict verdict = {};
 
   SeenOperator seen() const { return {op, name, arguments, operands, specs, verdict}; }
@@ -110,9 +136,27 @@ void LayoutTracker::run_backward(const c10::OperatorHandle& op, std::vector<c10:
     });
   }
   // A recomputed segment has its modules' names, a backward those of the forward.
-  const std::string& origin = stack_.empty() ? backward_origin() : module();
-  observer_.before_backward_operator(name_of(op), operands, origin);
+  const OriginMark origin =
+      stack_.empty() ? backward_origin() : OriginMark{.module = current_module()};
+  observer_.before_backward_operator(
+      name_of(op), operands, module_path(origin.module), origin.is_comparable
+  );
   op.callBoxed(stack);
+}
+
+void LayoutTracker::add_origin(bool is_comparable) {
+  origins_.push_back({at::sequence_number::peek(), current_module(), is_comparable});
+  if (origins_.size() > kKeptOrigins) {
+    origins_.pop_front();
+  }
+}
+
+bool LayoutTracker::has_empty_pieces(const Call& call) const {
+  const auto is_empty = [this](const layout::TensorSpec& spec) {
+    return has_empty_piece(spec, mesh_);
+  };
+  return std::any_of(call.specs.begin(), call.specs.end(), is_empty) ||
+         std::any_of(call.verdict.outputs.begin(), call.verdict.outputs.end(), is_empty);
 }
 
 void LayoutTracker::run_forward(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) {
@@ -129,10 +173,9 @@ void LayoutTracker::run_forward(const c10::OperatorHandle& op, std::vector<c10::
   }
   observer_.before_operator(call.seen());
   op.callBoxed(stack);
-  origins_.push_back({at::sequence_number::peek(), current_module()});
-  if (origins_.size() > kKeptOrigins) {
-    origins_.pop_front();
-  }
+  const bool has_empty = has_empty_pieces(call);
+  has_empty_pieces_ = has_empty_pieces_ || has_empty;
+  add_origin(!has_empty);
   call.arguments = {};  // consumed
   const std::vector<at::Tensor> results = results_on(op, *stack);
   if (!is_refused) {
@@ -152,6 +195,9 @@ void LayoutTracker::gather_operands(Call& call) {
   }
   for (const at::Tensor& tensor : call.operands) {
     const TableEntry& entry = entry_of(tensor, call.name);
+    if (entry.is_assumed) {
+      call.assumed.push_back(static_cast<int>(call.specs.size()));
+    }
     call.specs.push_back(entry.spec);
     call.values.push_back(entry.value);
   }
@@ -275,6 +321,7 @@ void LayoutTracker::record_results(Call& call, c10::ArrayRef<at::Tensor> results
     entry.epoch = epoch_;
     entry.value = value;
     entry.is_unwritten = is_fresh || is_view_of_unwritten(call, results[i]);
+    entry.is_assumed = call.assumed.size() == call.operands.size();
     table_.set(results[i], std::move(entry));
     if (call.op.schema().is_mutable()) {
       last_write_[internal::storage_of(results[i])] = {value, version};
@@ -292,6 +339,19 @@ LayoutFault LayoutTracker::fault_of(const Call& call, std::string what, std::str
   };
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     fault.operands.push_back(operand_text(call.specs[i], call.operands[i].sizes().vec(), mesh_));
+  }
+  const bool has_cut = std::any_of(call.specs.begin(), call.specs.end(), [this](const auto& spec) {
+    return is_cut(spec, mesh_);
+  });
+  for (const int operand : call.assumed) {
+    if (has_cut && call.operands[static_cast<std::size_t>(operand)].numel() > 1) {
+      fault.fix += concat_text(
+          "; nobody said how tensor ",
+          operand,
+          " lies, so it counts as whole: name it (a PlannedInput when resolving, "
+          "ValidationGuard::set_layout when validating), or make it from a tensor that has a layout"
+      );
+    }
   }
   return fault;
 }

@@ -19,7 +19,7 @@ class Watcher final : public TrackerObserver {
  public:
   void before_operator(const SeenOperator& seen) override { forward.push_back(seen.name); }
   void before_backward_operator(
-      const std::string& name, c10::ArrayRef<at::Tensor>, const std::string& origin
+      const std::string& name, c10::ArrayRef<at::Tensor>, const std::string& origin, bool
   ) override {
     backward.push_back(name + " of " + origin);
   }
@@ -169,7 +169,7 @@ TEST_F(TrackerTest, BackwardOperatorsAreNamedByTheModuleOfTheirForward) {
 TEST_F(TrackerTest, ThrowInsideBackwardReachesTheCaller) {
   class Thrower final : public TrackerObserver {
     void before_backward_operator(
-        const std::string&, c10::ArrayRef<at::Tensor>, const std::string& origin
+        const std::string&, c10::ArrayRef<at::Tensor>, const std::string& origin, bool
     ) override {
       HS_FAIL(InvalidArgument, "stopped in ", origin);
     }

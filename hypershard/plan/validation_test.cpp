@@ -19,6 +19,8 @@ struct Case {
   std::vector<layout::MeshAxis> axes;
   std::function<ShardingPlan()> plan;
   ValidationLevel level = ValidationLevel::kModules;
+  std::int64_t rows = 8;
+  std::int64_t hidden = 13;
 };
 
 class ValidationTest : public ::testing::TestWithParam<Case> {};
@@ -31,20 +33,21 @@ TEST_P(ValidationTest, RightPlansPassAndNumbersStayTheSame) {
   }
   testing::run_ranks(size, [&](std::shared_ptr<comm::World> world) {
     const auto mesh = test::make_mesh(std::move(world), param.axes);
-    test::Net net(8, 13);
+    test::Net net(8, param.hidden);
     const bool has_dp = mesh->mesh().has_axis("dp");
     Layout layout = layout::replicated_layout(mesh->mesh());
     if (has_dp) {
       layout.placements[0] = Placement::shard(0);
     }
-    const at::Tensor x = test::part_of(test::formula_tensor({8, 8}, 0.3), layout, *mesh);
-    const auto forward = [&] { return std::vector<at::Tensor>{net->forward(x).pow(2).mean()}; };
+    const at::Tensor x = test::part_of(test::formula_tensor({param.rows, 8}, 0.3), layout, *mesh);
+    const auto forward = [&] { return std::vector<at::Tensor>{net->forward(x).pow(2).sum()}; };
     ResolveOptions options;
     if (has_dp) {
       options.data_axes = {"dp"};
     }
-    const auto applied =
-        apply_plan(*net, param.plan(), mesh, {{x, {{8, 8}, layout}, "x"}}, forward, options);
+    const auto applied = apply_plan(
+        *net, param.plan(), mesh, {{x, {{param.rows, 8}, layout}, "x"}}, forward, options
+    );
     const auto plain = forward().front();
     plain.backward();
     const auto expected = test::gradients_of(*net);
@@ -83,7 +86,19 @@ INSTANTIATE_TEST_SUITE_P(
         },
         Case{"dp2_tp2", {{"dp", 2}, {"tp", 2}}, test::tensor_parallel_plan},
         Case{"dp2_sp2", {{"dp", 2}, {"tp", 2}}, test::sequence_parallel_plan},
-        Case{"tp8", {{"tp", 8}}, test::tensor_parallel_plan}
+        Case{"tp8", {{"tp", 8}}, test::tensor_parallel_plan},
+        // Ranks that hold nothing.
+        Case{"tp4_empty", {{"tp", 4}}, test::tensor_parallel_plan, ValidationLevel::kModules, 8, 3},
+        Case{
+            "sp4_empty", {{"tp", 4}}, test::sequence_parallel_plan, ValidationLevel::kModules, 3, 1
+        },
+        Case{
+            "dp2_sp2_empty",
+            {{"dp", 2}, {"tp", 2}},
+            test::sequence_parallel_plan,
+            ValidationLevel::kModules,
+            1
+        }
     ),
     [](const auto& each) { return std::string(each.param.name); }
 );
@@ -167,6 +182,35 @@ TEST(ValidationMemoryTest, FreshMemoryThatHoldsAnythingIsNoDifference) {
         EXPECT_EQ(guard.counts().backwards, 1);
       }
   );
+}
+
+// A loop that loads its rows inside the guard; they are cut over dp, which only the plan knows.
+TEST(ValidationInputsTest, WhatIsMadeInsideTheGuardLiesAsThePlanSays) {
+  testing::run_ranks(4, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"dp", 2}, {"tp", 2}});
+    test::Net net(8, 12);
+    const Layout rows{{Placement::shard(0), kRep}};
+    const auto load = [&] {
+      return test::part_of(test::formula_tensor({8, 8}, 0.3), rows, *mesh).mul(2);
+    };
+    const at::Tensor first = load();
+    const auto applied = apply_plan(
+        *net,
+        test::tensor_parallel_plan(),
+        mesh,
+        {{first, {{8, 8}, rows}, "x"}},
+        [&] { return std::vector<at::Tensor>{net->forward(first).pow(2).mean()}; },
+        {.data_axes = {"dp"}}
+    );
+    ValidationGuard guard(*net, applied);
+    net->forward(load()).pow(2).mean().backward();
+    // Targets are no argument of the model: they have to be named, and the message says so.
+    const at::Tensor y = net->forward(load());
+    const std::string text = test::thrown_by([&] { at::mse_loss(y, load().narrow(1, 0, 3)); });
+    HS_EXPECT_HAS(text, "aten::mse_loss");
+    HS_EXPECT_HAS(text, "nobody said how tensor 1 lies");
+    HS_EXPECT_HAS(text, "ValidationGuard::set_layout");
+  });
 }
 
 TEST(ValidationMemoryTest, FiveHundredStepsDoNotGrow) {

@@ -42,7 +42,8 @@ void make_session(
   }
 }
 
-void validate(const ValidateRequest& request, const std::shared_ptr<comm::World>& world) {
+// Returns an exit code.
+int validate(const ValidateRequest& request, const std::shared_ptr<comm::World>& world) {
   const RunConfig& config = request.config->config();
   comm::Communicator& everyone = *world->world_communicator();
   set_up_process(config, comm::launch_info(*world).local_world_size);
@@ -81,7 +82,12 @@ void validate(const ValidateRequest& request, const std::shared_ptr<comm::World>
         ", on one rank ",
         check.verdict().reference_loss
     ));
+    if (result.stop && step + 1 < request.steps) {
+      print(concat_text("stopped after step ", step + 1, " of ", request.steps));
+      return kExitInterrupted;
+    }
   }
+  return kExitOk;
 }
 
 }  // namespace
@@ -89,9 +95,9 @@ void validate(const ValidateRequest& request, const std::shared_ptr<comm::World>
 int run_validation(const ValidateRequest& request) {
   const std::shared_ptr<comm::World> world = join_world(request.config->config());
   try {
-    validate(request, world);
+    const int exit_code = validate(request, world);
     world->shutdown();
-    return kExitOk;
+    return exit_code;
   } catch (const AgreedFailure&) {
     world->shutdown();
     throw;

@@ -21,8 +21,9 @@ struct ValidateRequest {
 /// Joins the job, runs the steps with every check and the optimizer between them, and leaves it in
 /// order. Nothing is written.
 ///
-/// Returns kExitOk. Collective: all ranks of the job.
-/// Errors: FoundWrong if a step is not what one rank would do; AgreedFailure; as run_training.
+/// Returns kExitOk, or kExitInterrupted if a stop signal came before the last step. Collective: all
+/// ranks of the job. Errors: FoundWrong if a step is not what one rank would do; AgreedFailure; as
+/// run_training.
 int run_validation(const ValidateRequest& request);
 
 }  // namespace hypershard::train

@@ -44,6 +44,15 @@ class FaultsTest(program.ProgramTest):
         os.kill(process.pid, signal.SIGTERM)
         self.assertEqual(self.finish(process).code, 130)
 
+    def test_interrupt_ends_a_validation_after_the_step(self):
+        config = self.write_config(program.TINY_CONFIG, self.new_run())
+        process = self.start_program("validate", config, "--ranks", 2, "--steps", 100000)
+        self.wait_for_output(process, "step 2 validated")
+        interrupt(process)
+        result = self.finish(process)
+        self.assertEqual(result.code, 130, result)
+        self.assertIn("stopped after step", result.out)
+
     def test_hangup_leaves_a_run_under_nohup_alone(self):
         run = self.new_run()
         config = self.write_config(program.TINY_CONFIG, run)

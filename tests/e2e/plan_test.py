@@ -126,6 +126,22 @@ class PlanTest(program.ProgramTest):
         self.assert_fails(result, 1, "blocks.0", "Partial", "hint")
         self.assertEqual(result.err.count("hint"), 1, result)
 
+    def test_parts_that_do_not_fit_each_other_are_found(self):
+        for line, fragment in (('"blocks.*.mlp.w3.weight" = {{ tp = "shard(0)" }}', "w3.weight is"),
+                               ('"blocks.*.mlp.w2.weight" = {{ tp = "shard(1)" }}', "weight is")):
+            with self.subTest(fragment=fragment):
+                self.assertIn(line, WHOLE)
+                result = self.validate("--ranks", 2, *OWN_RULES, config=WHOLE.replace(line, ""))
+                self.assert_fails(result, 1, "blocks.0.mlp", "the unsharded model runs", fragment)
+
+    def test_ranks_that_hold_nothing_raise_no_alarm(self):
+        for ranks, sets in ((2, ("--set", "model.hidden_dim=1")),
+                            (4, ("--vocab", 3, "--set", "parallel.tp=4", "--set", "model.heads=4",
+                                 "--set", "model.sequence=3"))):
+            with self.subTest(sets=sets):
+                result = self.validate("--ranks", ranks, *FP64, *ALL, *sets)
+                self.assertEqual(result.code, 0, result)
+
     def test_bad_input_is_no_finding(self):
         self.assert_fails(self.validate("--ranks", 2, "--set", "data.path=absent"), 2, "absent")
         self.assert_fails(self.validate("--ranks", 3, *TWO), 2, "parallel.tp")

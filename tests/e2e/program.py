@@ -189,6 +189,13 @@ class ProgramTest(unittest.TestCase):
             time.sleep(0.02)
         self.fail(f"no step {step}")
 
+    def wait_for_output(self, process, text):
+        """Reads what a program prints until a line with this text; finish() returns the rest."""
+        for line in process.stdout:
+            if text in line:
+                return
+        self.fail(f"{text!r} was never printed: {self.finish(process)}")
+
     def ranks_of(self, process):
         """Returns the process ids of a launcher's ranks, by rank."""
         ranks = {}

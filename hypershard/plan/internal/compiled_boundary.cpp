@@ -11,7 +11,10 @@ namespace hypershard::plan::internal {
 CompiledBoundary::CompiledBoundary(
     const ResolvedBoundary& boundary, std::shared_ptr<const comm::ProcessMesh> mesh
 )
-    : boundary_(boundary), mesh_(std::move(mesh)) {
+    : boundary_(boundary),
+      mesh_(std::move(mesh)),
+      coordinates_(mesh_->mesh().coordinates(mesh_->rank())),
+      origins_(boundary.shape.size()) {
   auto local = layout::local_shape(
       {boundary.shape, boundary.forward.arriving}, mesh_->mesh(), mesh_->rank()
   );
@@ -38,77 +41,71 @@ CompiledBoundary::Compiled CompiledBoundary::compile(
   };
 }
 
-const dtensor::Redistribution& CompiledBoundary::for_shape(at::IntArrayRef local) {
-  for (const Compiled& each : compiled_) {
-    if (local == at::IntArrayRef(each.local)) {
-      return each.run;
+void CompiledBoundary::set_origin(
+    std::size_t dim, const CompiledBoundary* boundary, std::size_t dim_there
+) {
+  origins_.at(dim) = {boundary, dim_there};
+}
+
+std::int64_t CompiledBoundary::piece_of(std::size_t dim, std::int64_t global) const {
+  const layout::DeviceMesh& mesh = mesh_->mesh();
+  layout::Range range{0, global};
+  for (const int axis : boundary_.forward.arriving.cut_axes(static_cast<int>(dim))) {
+    const auto i = static_cast<std::size_t>(axis);
+    range = layout::nested_piece(range, mesh.axes()[i].size, coordinates_[i]);
+  }
+  return range.numel();
+}
+
+// See NOTE [sizes of cuts].
+std::int64_t CompiledBoundary::global_size(std::size_t dim, std::int64_t local) const {
+  const Origin& origin = origins_[dim];
+  if (origin.boundary != nullptr && origin.dim < origin.boundary->global_.size()) {
+    const std::int64_t known = origin.boundary->global_[origin.dim];
+    if (piece_of(dim, known) == local) {
+      return known;
     }
   }
-  std::vector<std::int64_t> global = global_shape(local);
-  check_cuts(global);
-  if (compiled_.size() >= kKept) {
-    compiled_.pop_back();
+  if (local == compiled_.front().local[dim]) {
+    return boundary_.shape[dim];
   }
-  return compiled_.insert(compiled_.begin() + 1, compile(local.vec(), std::move(global)))->run;
-}
-
-std::int64_t CompiledBoundary::num_pieces(const layout::Layout& layout, int dim) const {
-  std::int64_t product = 1;
-  for (const int axis : layout.cut_axes(dim)) {
-    product *= mesh_->mesh().axes()[static_cast<std::size_t>(axis)].size;
-  }
-  return product;
-}
-
-std::vector<std::int64_t> CompiledBoundary::global_shape(at::IntArrayRef local) const {
-  const std::vector<std::int64_t>& resolved = compiled_.front().local;
-  std::vector<std::int64_t> global = local.vec();
-  for (std::size_t dim = 0; dim < global.size(); ++dim) {
-    const bool is_resolved = local.size() == resolved.size() && local[dim] == resolved[dim];
-    global[dim] = is_resolved
-                      ? boundary_.shape[dim]
-                      : global[dim] * num_pieces(boundary_.forward.arriving, static_cast<int>(dim));
+  std::int64_t global = local;
+  for (const int axis : boundary_.forward.arriving.cut_axes(static_cast<int>(dim))) {
+    global *= mesh_->mesh().axes()[static_cast<std::size_t>(axis)].size;
   }
   return global;
 }
 
-// See NOTE [sizes of other shapes].
-void CompiledBoundary::check_cuts(const std::vector<std::int64_t>& global) const {
-  for (std::size_t i = 0; i < global.size() && i < boundary_.shape.size(); ++i) {
-    const auto dim = static_cast<int>(i);
-    const std::int64_t pieces = num_pieces(boundary_.forward.leaving, dim);
-    const std::int64_t resolved = boundary_.shape[i];
-    const bool is_cut_here =
-        boundary_.forward.arriving.cut_axes(dim) != boundary_.forward.leaving.cut_axes(dim);
-    if (!is_cut_here || pieces == 1 || global[i] == resolved) {
-      continue;
-    }
-    const std::int64_t piece = global[i] / pieces;
-    const std::int64_t shortest = resolved / pieces;
-    const bool looks_resolved =
-        resolved % pieces != 0 && (piece == shortest || piece == shortest + 1);
-    HS_SUPPORTED(
-        global[i] % pieces == 0 && !looks_resolved,
-        "plan: ",
-        to_text(boundary_.site),
-        ": dimension ",
-        dim,
-        " of a tensor of global shape ",
-        global,
-        " is to be cut into ",
-        pieces,
-        " pieces, but the plan was resolved for size ",
-        resolved,
-        looks_resolved ? " there, of which some rank's piece is as long: it could not tell the two"
-                       : " there, and ranks can tell other sizes by even pieces only",
-        HS_HINT(
-            "give the model multiples of ",
-            pieces,
-            " there, resolve the plan for this shape, or leave the dimension whole: single "
-            "positions, as in sampling, cannot be cut"
-        )
-    );
+const dtensor::Redistribution& CompiledBoundary::for_shape(at::IntArrayRef local) {
+  HS_CHECK(
+      local.size() == boundary_.shape.size(),
+      "plan: ",
+      boundary_.site,
+      ": a tensor of ",
+      local.size(),
+      " dimensions arrives, but the plan was resolved for ",
+      boundary_.shape.size(),
+      " (global shape ",
+      boundary_.shape,
+      ")",
+      HS_HINT(
+          "sizes may change after resolving, dimensions may not: resolve the plan with inputs as "
+          "the model gets them"
+      )
+  );
+  global_.resize(local.size());
+  for (std::size_t dim = 0; dim < local.size(); ++dim) {
+    global_[dim] = global_size(dim, local[dim]);
   }
+  for (const Compiled& each : compiled_) {
+    if (local == at::IntArrayRef(each.local) && each.run.source().shape == global_) {
+      return each.run;
+    }
+  }
+  if (compiled_.size() >= kKept) {
+    compiled_.pop_back();
+  }
+  return compiled_.insert(compiled_.begin() + 1, compile(local.vec(), global_))->run;
 }
 
 at::Tensor CompiledBoundary::cross(at::Tensor arriving) {

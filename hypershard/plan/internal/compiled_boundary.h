@@ -17,20 +17,20 @@ namespace hypershard::plan::internal {
 /// Runs one resolved boundary.
 ///
 /// The shape that was resolved is compiled at once; others (a last batch, evaluation) when they
-/// come, and the few newest are kept.
-///
-/// NOTE [sizes of other shapes]: a rank knows the size of its part only. A cut dimension whose part
-/// is as long as it was when the plan was resolved has the resolved size; any other counts as cut
-/// evenly. So that all ranks come to the same size, a boundary that cuts (or cuts anew) a dimension
-/// of another size refuses what is uneven, and what some rank would take for the resolved size.
+/// come, and the few newest are kept. NOTE [sizes of cuts]: a rank cannot tell from its piece how
+/// large the whole is, and pieces of several wholes may be alike on one rank and not on another.
+/// The boundary that cut the dimension knew, so its newest crossing is asked; what no boundary cut
+/// has the size that was resolved if the piece has, else it counts as cut evenly.
 class CompiledBoundary {
  public:
   /// Collective: all ranks of the mesh. `boundary` must outlive it.
   CompiledBoundary(const ResolvedBoundary& boundary, std::shared_ptr<const comm::ProcessMesh> mesh);
+  /// Says which boundary cut a dimension of what arrives, and which dimension it was there.
+  void set_origin(std::size_t dim, const CompiledBoundary* boundary, std::size_t dim_there);
   /// Returns what the program goes on with. Collective, in backward too. A moved-in tensor that
   /// nobody else holds may be written to.
-  /// Errors: Unsupported for sizes that the note refuses, the same on all ranks of the cut; in
-  /// backward InvalidArgument for a gradient where none crossed when the plan was resolved.
+  /// Errors: InvalidArgument for another number of dimensions than was resolved, and in backward
+  /// for a gradient where none crossed when the plan was resolved.
   at::Tensor cross(at::Tensor arriving);
   const ResolvedBoundary& boundary() const { return boundary_; }
   std::size_t num_compiled() const { return compiled_.size(); }
@@ -40,16 +40,22 @@ class CompiledBoundary {
     std::vector<std::int64_t> local;
     dtensor::Redistribution run;
   };
+  struct Origin {
+    const CompiledBoundary* boundary = nullptr;
+    std::size_t dim = 0;
+  };
   static constexpr std::size_t kKept = 8;
 
   const dtensor::Redistribution& for_shape(at::IntArrayRef local);
+  std::int64_t global_size(std::size_t dim, std::int64_t local) const;
+  std::int64_t piece_of(std::size_t dim, std::int64_t global) const;
   Compiled compile(std::vector<std::int64_t> local, std::vector<std::int64_t> global) const;
-  std::vector<std::int64_t> global_shape(at::IntArrayRef local) const;
-  void check_cuts(const std::vector<std::int64_t>& global) const;
-  std::int64_t num_pieces(const layout::Layout& layout, int dim) const;
 
   const ResolvedBoundary& boundary_;
   std::shared_ptr<const comm::ProcessMesh> mesh_;
+  std::vector<int> coordinates_;
+  std::vector<Origin> origins_;       // by dimension of what arrives
+  std::vector<std::int64_t> global_;  // shape of the newest crossing
   std::deque<Compiled> compiled_;  // newest first, but for the resolved one, which stays in front
 };
 

@@ -23,22 +23,26 @@ class CrossingHooks final : public nn::ForwardHooks {
   ) {
     for (const auto& [number, site] : sites) {
       const auto index = static_cast<std::size_t>(site.index);
-      HS_CHECK(
-          index < tensors.size(),
-          "plan: ",
-          site,
-          ": the module has ",
-          tensors.size(),
-          " tensors there",
-          HS_HINT("count the tensors of its arguments or results from 0, undefined ones too")
-      );
-      HS_CHECK(
-          tensors[index]->defined(),
-          "plan: ",
-          site,
-          " is an undefined tensor",
-          HS_HINT("state a boundary only for tensors that are always there")
-      );
+      if (index >= tensors.size()) {
+        HS_FAIL(
+            SiteError,
+            "plan: ",
+            site,
+            ": the module has ",
+            tensors.size(),
+            tensors.size() == 1 ? " tensor there" : " tensors there",
+            HS_HINT("count the tensors of its arguments or results from 0, undefined ones too")
+        );
+      }
+      if (!tensors[index]->defined()) {
+        HS_FAIL(
+            SiteError,
+            "plan: ",
+            site,
+            " is an undefined tensor",
+            HS_HINT("state a boundary only for tensors that are always there")
+        );
+      }
       cross_(number, *tensors[index]);
     }
   }

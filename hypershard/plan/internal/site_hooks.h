@@ -8,10 +8,17 @@
 #include <utility>
 #include <vector>
 
+#include "hypershard/core/error.h"
 #include "hypershard/nn/hooks.h"
 #include "hypershard/plan/match.h"
 
 namespace hypershard::plan::internal {
+
+/// A boundary that a module does not have.
+class SiteError final : public InvalidArgument {
+ public:
+  explicit SiteError(const ErrorText& text) : InvalidArgument(text) {}
+};
 
 /// Called with the number of a site and the tensor there, which it may replace.
 using CrossSite = std::function<void(int site, at::Tensor& tensor)>;

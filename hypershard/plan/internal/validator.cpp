@@ -33,12 +33,12 @@ std::string result_name(std::size_t index, const std::string& of) {
   return concat_text("result ", index, " of ", of);
 }
 
-std::vector<std::int64_t> dtypes(c10::ArrayRef<at::Tensor> tensors) {
-  std::vector<std::int64_t> facts;
+std::vector<c10::ScalarType> dtypes(c10::ArrayRef<at::Tensor> tensors) {
+  std::vector<c10::ScalarType> list;
   for (const at::Tensor& tensor : tensors) {
-    facts.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
+    list.push_back(tensor.scalar_type());
   }
-  return facts;
+  return list;
 }
 
 // The generator that a random operator draws from; none if it draws nothing.
@@ -221,7 +221,7 @@ void Validator::before_operator(const SeenOperator& seen) {
       {.name = seen.name,
        .module = tracker_.module(),
        .specs = seen.specs.vec(),
-       .facts = dtypes(seen.operands)}
+       .dtypes = dtypes(seen.operands)}
   );
   if (seen.verdict.is_random && options_.check_random) {
     check_random(seen);
@@ -276,7 +276,10 @@ void Validator::after_operator(const SeenOperator& seen, c10::ArrayRef<at::Tenso
 }
 
 void Validator::before_backward_operator(
-    const std::string& name, c10::ArrayRef<at::Tensor> operands, const std::string& origin
+    const std::string& name,
+    c10::ArrayRef<at::Tensor> operands,
+    const std::string& origin,
+    bool is_comparable
 ) {
   ++counts_.backward_operators;
   const int task = torch::autograd::get_current_graph_task_id();
@@ -284,9 +287,11 @@ void Validator::before_backward_operator(
     graph_task_ = task;
     torch::autograd::Engine::get_default_engine().queue_callback([this] { end_backward(); });
   }
-  agreement_.add_event(
-      {.name = name + " (backward)", .module = origin, .specs = {}, .facts = dtypes(operands)}
-  );
+  if (is_comparable) {
+    agreement_.add_event(
+        {.name = name + " (backward)", .module = origin, .specs = {}, .dtypes = dtypes(operands)}
+    );
+  }
 }
 
 void Validator::on_assumed(const at::Tensor& tensor, const std::string& used_by) {
@@ -341,8 +346,8 @@ void Validator::begin_root(c10::ArrayRef<at::Tensor> inputs) {
     compare_parameters();
   }
   for (std::size_t i = 0; i < inputs.size() && i < plan_.inputs.size(); ++i) {
-    const bool is_new = inputs[i].defined() && !tracker_.spec_of(inputs[i]).has_value();
-    if (is_new && plan_.inputs[i].has_value()) {
+    // What a data pipeline computed inside the guard is a guess, which the plan's word replaces.
+    if (inputs[i].defined() && tracker_.is_assumed(inputs[i]) && plan_.inputs[i].has_value()) {
       set_layout(inputs[i], *plan_.inputs[i], concat_text("input ", i, " of the model"));
     }
   }

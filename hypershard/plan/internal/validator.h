@@ -40,7 +40,10 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
   void before_operator(const SeenOperator& seen) override;
   void after_operator(const SeenOperator& seen, c10::ArrayRef<at::Tensor> results) override;
   void before_backward_operator(
-      const std::string& name, c10::ArrayRef<at::Tensor> operands, const std::string& origin
+      const std::string& name,
+      c10::ArrayRef<at::Tensor> operands,
+      const std::string& origin,
+      bool is_comparable
   ) override;
   void on_assumed(const at::Tensor& tensor, const std::string& used_by) override;
   void enter_module(const std::string& path, c10::ArrayRef<at::Tensor> inputs) override;

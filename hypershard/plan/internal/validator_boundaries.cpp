@@ -61,7 +61,7 @@ void Validator::before_boundary(const ResolvedBoundary& boundary, const at::Tens
   if (site.module.empty() && site.kind == RuleKind::kInput && !in_root_) {
     begin_root({});
     const auto index = static_cast<std::size_t>(site.index);
-    if (!tracker_.spec_of(arriving).has_value() && plan_.inputs.at(index).has_value()) {
+    if (tracker_.is_assumed(arriving) && plan_.inputs.at(index).has_value()) {
       set_layout(arriving, *plan_.inputs[index], to_text(site));
     }
   }
