@@ -104,6 +104,9 @@ std::string to_json(const StepMetrics& metrics) {
       {"tokens_per_s", metrics.tokens_per_s},
       {"mfu", optional_number(metrics.mfu)},
       {"exposed_comm_share", metrics.exposed_comm_share},
+      {"exposed_between_share", metrics.exposed_between_share},
+      {"between_bytes_per_s", optional_number(metrics.between_bytes_per_s)},
+      {"between_overlap", optional_number(metrics.between_overlap)},
       {"peak_bytes", metrics.peak_bytes},
       {"job_bytes", metrics.job_bytes ? Json(*metrics.job_bytes) : Json(nullptr)},
       {"tokens_seen", metrics.tokens_seen},
@@ -112,6 +115,7 @@ std::string to_json(const StepMetrics& metrics) {
       {"gathered_bytes", metrics.gathered_bytes},
       {"reduced_bytes", metrics.reduced_bytes},
       {"published_bytes", metrics.published_bytes},
+      {"between_bytes", metrics.between_bytes},
   }
       .dump();
 }
@@ -130,6 +134,9 @@ StepMetrics parse_metrics(std::string_view line) {
         .tokens_per_s = number_or_nan(object, "tokens_per_s"),
         .mfu = read_optional(object, "mfu"),
         .exposed_comm_share = number_or_nan(object, "exposed_comm_share"),
+        .exposed_between_share = number_or_nan(object, "exposed_between_share"),
+        .between_bytes_per_s = read_optional(object, "between_bytes_per_s"),
+        .between_overlap = read_optional(object, "between_overlap"),
         .peak_bytes = object.at("peak_bytes").get<std::int64_t>(),
         .job_bytes = read_bytes(object, "job_bytes"),
         .tokens_seen = object.at("tokens_seen").get<std::int64_t>(),
@@ -137,7 +144,8 @@ StepMetrics parse_metrics(std::string_view line) {
         .accumulated_bytes = object.at("accumulated_bytes").get<std::int64_t>(),
         .gathered_bytes = object.at("gathered_bytes").get<std::int64_t>(),
         .reduced_bytes = object.at("reduced_bytes").get<std::int64_t>(),
-        .published_bytes = object.at("published_bytes").get<std::int64_t>()
+        .published_bytes = object.at("published_bytes").get<std::int64_t>(),
+        .between_bytes = object.at("between_bytes").get<std::int64_t>()
     };
   } catch (const nlohmann::json::exception& error) {
     HS_FAIL(

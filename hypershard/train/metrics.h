@@ -19,9 +19,14 @@ struct StepMetrics {
   double grad_norm = 0;  ///< before clipping; NaN if the optimizer steps in backward
   double step_ms = 0;    ///< from one step's end to the next, evaluation and checkpoint left out
   double tokens_per_s = 0;
-  std::optional<double> mfu = {};  ///< share of the GEMM peak measured at start
-  double exposed_comm_share = 0;   ///< share of step_ms in which ranks stood waiting, their mean
-  std::int64_t peak_bytes = 0;     ///< resident memory at its highest, the largest rank
+  std::optional<double> mfu = {};    ///< share of the GEMM peak measured at start
+  double exposed_comm_share = 0;     ///< share of step_ms in which ranks stood waiting, their mean
+  double exposed_between_share = 0;  ///< of that, for what crosses supernodes
+  /// What a rank sent to other supernodes in a second during which something of its was on the way,
+  /// and how much of that time it did not stand waiting; only where something crossed.
+  std::optional<double> between_bytes_per_s = {};
+  std::optional<double> between_overlap = {};
+  std::int64_t peak_bytes = 0;  ///< resident memory at its highest, the largest rank
   /// Memory of the whole job, shared pages counted once (sum of PSS); only where it was measured:
   /// in the first and the last step and with evaluations.
   std::optional<std::int64_t> job_bytes = {};
@@ -31,6 +36,7 @@ struct StepMetrics {
   std::int64_t gathered_bytes = 0;
   std::int64_t reduced_bytes = 0;
   std::int64_t published_bytes = 0;
+  std::int64_t between_bytes = 0;  ///< sent to other supernodes
 
   bool operator==(const StepMetrics&) const = default;
 };

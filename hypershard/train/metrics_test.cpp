@@ -49,6 +49,9 @@ StepMetrics awkward_metrics() {
       .tokens_per_s = 1e17 + 3,
       .mfu = std::nullopt,
       .exposed_comm_share = 0.25,
+      .exposed_between_share = 0.125,
+      .between_bytes_per_s = 1.25e8,
+      .between_overlap = 0.75,
       .peak_bytes = (std::int64_t{1} << 62) + 1,
       .job_bytes = (std::int64_t{1} << 53) + 1,
       .tokens_seen = 9,
@@ -56,7 +59,8 @@ StepMetrics awkward_metrics() {
       .accumulated_bytes = 2,
       .gathered_bytes = 3,
       .reduced_bytes = 4,
-      .published_bytes = 5
+      .published_bytes = 5,
+      .between_bytes = 6
   };
 }
 

@@ -17,6 +17,7 @@ StepMeter::StepMeter(const Session& session)
 void StepMeter::begin() {
   session_.sharded().reset_counters();
   exposed_before_ns_ = comm_.exposed_ns();
+  between_before_ = comm_.stats(layout::Tier::kInter);
 }
 
 StepMetrics StepMeter::measure(
@@ -25,7 +26,8 @@ StepMetrics StepMeter::measure(
   const shard::Counters& counters = session_.sharded().counters();
   // The communicators' waits hold those of the write window, which are the gather group's.
   const auto exposed = static_cast<double>(comm_.exposed_ns() - exposed_before_ns_);
-  at::Tensor sums = at::zeros({8}, at::kDouble);
+  const comm::CommStats between = comm_.stats(layout::Tier::kInter);
+  at::Tensor sums = at::zeros({11}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
   const std::int64_t own[] = {
       counters.copied_bytes,
@@ -40,6 +42,11 @@ StepMetrics StepMeter::measure(
   sum[5] = exposed;
   sum[6] = step_s;
   sum[7] = with_job_memory ? static_cast<double>(proportional_bytes()) : 0;
+  sum[8] = static_cast<double>(
+      between.wait_ns + between.reduce_ns - between_before_.wait_ns - between_before_.reduce_ns
+  );
+  sum[9] = static_cast<double>(between.sent_bytes - between_before_.sent_bytes);
+  sum[10] = static_cast<double>(between.busy_ns - between_before_.busy_ns);
   at::Tensor largest = at::zeros({1}, at::kDouble);
   *largest.mutable_data_ptr<double>() = static_cast<double>(peak_resident_bytes());
   comm::Communicator& everyone = session_.everyone();
@@ -60,6 +67,12 @@ StepMetrics StepMeter::measure(
     metrics.mfu = flops * metrics.tokens_per_s / gemm_peak_flops_per_s_;
   }
   metrics.exposed_comm_share = sum[5] * 1e-9 / sum[6];
+  metrics.exposed_between_share = sum[8] * 1e-9 / sum[6];
+  metrics.between_bytes = static_cast<std::int64_t>(sum[9]);
+  if (sum[10] > 0) {
+    metrics.between_bytes_per_s = sum[9] * 1e9 / sum[10];
+    metrics.between_overlap = std::max(0.0, 1 - sum[8] / sum[10]);
+  }
   metrics.peak_bytes = static_cast<std::int64_t>(*largest.const_data_ptr<double>());
   if (with_job_memory) {
     metrics.job_bytes = static_cast<std::int64_t>(sum[7]);

@@ -36,6 +36,7 @@ class StepMeter {
   const Session& session_;
   CommMeter comm_;
   std::int64_t exposed_before_ns_ = 0;
+  comm::CommStats between_before_;  ///< of what crosses supernodes
   double gemm_peak_flops_per_s_ = 0;
   std::int64_t job_bytes_ = 0;
 };
