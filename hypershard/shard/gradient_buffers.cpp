@@ -72,10 +72,6 @@ GradientBuffers::Buffer* GradientBuffers::add_private(Row& row, std::int64_t byt
   return row.back().get();
 }
 
-bool GradientBuffers::is_idle(const Buffer& buffer) {
-  return !buffer.busy && (!buffer.last || buffer.last->step() == UnitReduction::Step::kFinished);
-}
-
 bool GradientBuffers::may_wait_for(const Buffer& buffer) const {
   return !buffer.last || !buffer.last->held_up() ||
          (until_ == Until::kLeft && buffer.last->leaves_early());
@@ -86,11 +82,12 @@ GradientBuffers::Buffer* GradientBuffers::acquire(std::int64_t bytes) {
   // The row is a queue: the free one in front was released longest ago.
   const auto free =
       std::find_if(candidates.begin(), candidates.end(), [](const auto& b) { return !b->busy; });
-  // A buffer more, rather than wait, while there may be more. And if all are being written, or wait
-  // for a unit that comes earlier in the order or later in its bucket, only a buffer more can help.
+  // While there may be more, one more: which earlier unit a rank waits for must not depend on how
+  // far that is, or two ranks could wait for each other. And if all are being written, or wait for
+  // a unit that comes earlier in the order or later in its bucket, only a buffer more can help.
   const bool may_add = static_cast<int>(candidates.size()) < depths_[bytes];
   Buffer* chosen = nullptr;
-  if (free == candidates.end() || (may_add && !is_idle(**free)) || !may_wait_for(**free)) {
+  if (free == candidates.end() || may_add || !may_wait_for(**free)) {
     chosen = add_private(candidates, bytes);
   } else {
     std::rotate(free, free + 1, candidates.end());

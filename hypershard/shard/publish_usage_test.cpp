@@ -189,6 +189,7 @@ TEST_P(PublishUsageTest, AUnitSkippedOnSomeRanksIsPublishedAllTheSame) {
 
 TEST_P(PublishUsageTest, AForwardThatFailsAmongPublishesLeavesAWorkingModel) {
   run([](Pair& pair) {
+    int most_under_way = 0;
     for (int attempt = 0; attempt < 4; ++attempt) {
       pair.step(attempt);
       int under_way = 0;
@@ -205,9 +206,7 @@ TEST_P(PublishUsageTest, AForwardThatFailsAmongPublishesLeavesAWorkingModel) {
           std::string::npos
       );
       *pair.model->visit = nullptr;
-      if (is_late()) {
-        EXPECT_GT(under_way, 0);
-      }
+      most_under_way = std::max(most_under_way, under_way);
       if (attempt >= 2) {
         EXPECT_LE(pair.worst_parameter(), kNear);  // gathers beside what is under way
       }
@@ -215,6 +214,9 @@ TEST_P(PublishUsageTest, AForwardThatFailsAmongPublishesLeavesAWorkingModel) {
         EXPECT_LE(pair.worst_output(attempt), kNear);
         pair.sharded.begin_update();
       }
+    }
+    if (is_late()) {
+      EXPECT_GT(most_under_way, 0);
     }
     pair.step(9);
     EXPECT_LE(pair.worst_parameter(), kNear);
