@@ -58,7 +58,6 @@ class GradientBuffers {
   using Row = std::vector<std::unique_ptr<Buffer>>;
   Row& row(std::int64_t bytes) { return rows_[bytes]; }
   Buffer* add_private(Row& row, std::int64_t bytes);
-  static bool is_idle(const Buffer& buffer);
   bool may_wait_for(const Buffer& buffer) const;
 
   Until until_;
