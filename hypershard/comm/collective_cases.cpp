@@ -367,6 +367,22 @@ void check_epochs(Communicator& c) {
 
 }  // namespace
 
+void check_waits_work_elsewhere(Communicator& first, Communicator& second) {
+  constexpr std::int64_t kNumel = 5000;
+  for (int round = 0; round < 5; ++round) {
+    const at::Tensor input = filled(kNumel * second.size(), second.rank(), at::kFloat);
+    const at::Tensor output = at::empty({kNumel});
+    const WorkPtr sum = second.reduce_scatter(output, input, {}, ReduceOp::kSum, "elsewhere");
+    if (second.rank() == 0) {
+      sum->wait_released();  // the others must have read
+    }
+    first.barrier("first")->wait();
+    sum->wait_released();
+    const std::int64_t begin = kNumel * second.rank();
+    expect_equal(second, "elsewhere", output, joined(second.size(), begin, kNumel, ReduceOp::kSum));
+  }
+}
+
 void check_shared_memory(Communicator& c) {
   check_buffer(c);
   check_arena(c);

@@ -32,6 +32,10 @@ void check_traffic(Communicator& communicator);
 /// Runs `rounds` random collectives, several in flight, chosen by `seed` alike on all ranks.
 void check_random(Communicator& communicator, std::uint64_t seed, int rounds);
 
+/// Checks that a rank which waits on `first` goes on with its part of what it has begun on
+/// `second`, by a wait that would never end otherwise. Both join the same ranks in the same order.
+void check_waits_work_elsewhere(Communicator& first, Communicator& second);
+
 /// Checks shared buffers, symmetric arenas and epoch boards. Needs has_shared_memory().
 void check_shared_memory(Communicator& communicator);
 

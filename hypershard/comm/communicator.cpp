@@ -7,7 +7,7 @@
 
 #include "hypershard/comm/internal/call_checks.h"
 #include "hypershard/comm/internal/dtype_text.h"
-#include "hypershard/comm/internal/traffic.h"
+#include "hypershard/comm/traffic.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm {
@@ -269,34 +269,33 @@ WorkPtr Communicator::submit(Call call) {
 }
 
 void Communicator::count_traffic(const Call& call) {
-  internal::Traffic traffic;
+  Traffic traffic;
   std::int64_t element = 1;
   if (call.input.defined()) {
     element = element_bytes(call.reduce.wire.value_or(call.input.scalar_type()));
   }
   switch (call.op) {
     case Op::kAllGather:
-      traffic = internal::gather_traffic(call.output_counts, rank());
+      traffic = gather_traffic(call.output_counts, rank());
       break;
     case Op::kReduceScatter:
       element = element_bytes(call.reduce.wire.value_or(call.segments.front().input.scalar_type()));
       for (const ReduceSegment& segment : call.segments) {
-        const auto part = internal::scatter_traffic(segment.counts, rank());
+        const auto part = scatter_traffic(segment.counts, rank());
         traffic.sent += part.sent;
         traffic.received += part.received;
       }
       break;
     case Op::kAllToAll:
-      traffic.sent = internal::scatter_traffic(call.input_counts, rank()).sent;
-      traffic.received = internal::gather_traffic(call.output_counts, rank()).received;
+      traffic.sent = scatter_traffic(call.input_counts, rank()).sent;
+      traffic.received = gather_traffic(call.output_counts, rank()).received;
       break;
     case Op::kAllReduce:
-      traffic = internal::all_reduce_traffic(call.input.numel(), element, rank(), size());
+      traffic = all_reduce_traffic(call.input.numel(), element, rank(), size());
       element = 1;
       break;
     case Op::kBroadcast:
-      traffic =
-          internal::broadcast_traffic(call.input.numel() * element, call.root, rank(), size());
+      traffic = broadcast_traffic(call.input.numel() * element, call.root, rank(), size());
       element = 1;
       break;
     case Op::kBarrier:
@@ -347,6 +346,12 @@ std::shared_ptr<SharedBuffer> Communicator::allocate_shared(std::int64_t, std::s
       what,
       HS_HINT("ask has_shared_memory() first")
   );
+}
+
+std::shared_ptr<SharedBuffer> Communicator::allocate_sparse(
+    std::int64_t bytes, std::string_view what
+) {
+  return allocate_shared(bytes, what);
 }
 
 std::shared_ptr<SymmetricArena> Communicator::allocate_symmetric(

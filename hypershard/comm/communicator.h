@@ -71,6 +71,8 @@ struct CommStats {
   std::int64_t wait_ns =
       0;  ///< the calling thread stood in wait()/wait_released()/wait_all() with nothing to do
   std::int64_t asleep_ns = 0;  ///< of that, it did not even spin; shared memory only
+  std::int64_t late_ns = 0;    ///< of that, the result had not arrived; the rest went by until the
+                               ///< thread ran again; messages only
   std::int64_t reduce_ns = 0;  ///< the calling thread did arithmetic or copies of a collective
   std::int64_t staged_bytes =
       0;  ///< copied into or out of staging because a tensor was not in shared memory
@@ -180,6 +182,10 @@ class Communicator {
   /// Allocates one buffer mapped by all ranks. Collective: yes, equal `bytes`. Errors: Unsupported
   /// without shared memory; CommError if a rank cannot allocate.
   virtual std::shared_ptr<SharedBuffer> allocate_shared(std::int64_t bytes, std::string_view what);
+  /// The same for room of which little may ever be used: pages come on first touch where the back
+  /// end can, and a full memory then ends whoever touches it. Collective and errors as
+  /// allocate_shared.
+  virtual std::shared_ptr<SharedBuffer> allocate_sparse(std::int64_t bytes, std::string_view what);
   /// Allocates a region a rank, readable by all. Collective: yes, equal `bytes`. Errors: as for
   /// allocate_shared.
   virtual std::shared_ptr<SymmetricArena> allocate_symmetric(

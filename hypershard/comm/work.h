@@ -11,8 +11,8 @@ namespace hypershard::comm {
 /// Life cycle: started by a Communicator method; `wait()` once or more; then destroyed. Destroying
 /// an unfinished Work neither cancels nor waits: the tensors it holds stay alive until the back end
 /// is done with them. A back end may do its part of the work inside test() and wait() (shared
-/// memory does), so that a rank which never waits holds back its peers; a Communicator drives older
-/// works of its own before a newer one. Threads: one thread at a time, the communicator's own.
+/// memory does), so that a rank which never waits holds back its peers; whoever waits for one works
+/// on all that its thread has open, oldest first. Threads: one at a time, the communicator's own.
 class Work {
  public:
   virtual ~Work() = default;

@@ -3,6 +3,7 @@
 #include "hypershard/comm/local/local_world.h"
 
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -113,6 +114,28 @@ TEST_P(LocalWorldTest, SharedMemoryIsSharedAndOrderedByEpochs) {
   for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
     run_job(GetParam(), options, [](const std::shared_ptr<World>& world) {
       testing_cases::check_shared_memory(*world->world_communicator());
+    });
+  }
+}
+
+TEST_P(LocalWorldTest, WaitsWorkOnOtherCommunicators) {
+  std::vector<int> ranks(static_cast<std::size_t>(GetParam()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (const LocalOptions& options : {LocalOptions{}, kStaged}) {
+    run_job(GetParam(), options, [&](const std::shared_ptr<World>& world) {
+      const auto first = world->communicator("first", ranks);
+      const auto second = world->communicator("second", ranks);
+      testing_cases::check_waits_work_elsewhere(*first, *second);
+      const auto board = first->make_epoch_board(1, "epochs");
+      const at::Tensor input = at::ones({3 * world->size()});
+      const at::Tensor output = at::empty({3});
+      const WorkPtr sum = second->reduce_scatter(output, input);
+      if (world->rank() == 0) {
+        sum->wait_released();
+      }
+      board->publish(0, 1);
+      board->wait_all(0, 1, "the others", "");
+      sum->wait_released();
     });
   }
 }

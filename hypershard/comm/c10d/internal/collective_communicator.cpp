@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -15,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "hypershard/comm/c10d/internal/backend_text.h"
+#include "hypershard/comm/internal/idle_work.h"
 #include "hypershard/comm/internal/ordered_reduce.h"
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
@@ -148,6 +150,9 @@ class StagedCollective : public Work {
       if (!may_block && !work->isCompleted()) {
         return false;
       }
+      if (is_cpu) {
+        work_elsewhere(*work);
+      }
       const Stopwatch watch;
       // On a device a wait without timeout makes the current stream wait, with one this thread.
       const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s_ * 1e3));
@@ -156,6 +161,15 @@ class StagedCollective : public Work {
     }
     in_flight_.clear();
     return true;
+  }
+
+  // As long as other calls of this thread are open.
+  void work_elsewhere(::c10d::Work& work) const {
+    const Stopwatch watch;
+    while (!work.isCompleted() && watch.elapsed_s() < timeout_s_ &&
+           IdleWork::work(nullptr) != IdleWorker::State::kNothing) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kIdleSliceNs));
+    }
   }
 
   std::shared_ptr<CommStats> stats_;

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "hypershard/comm/internal/dtype_text.h"
+#include "hypershard/comm/internal/idle_work.h"
 #include "hypershard/comm/internal/ordered_reduce.h"
 #include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
@@ -46,14 +48,17 @@ class MessageWork : public Work {
     if (test()) {
       return;
     }
-    const Stopwatch watch;
-    wait_long(watch);
-    group_->stats.wait_ns += watch.elapsed_ns();
+    const std::int64_t began_ns = now_ns();
+    std::int64_t elsewhere_ns = 0;
+    wait_long(Stopwatch(), elsewhere_ns);
+    group_->stats.wait_ns += now_ns() - began_ns - elsewhere_ns;
+    group_->stats.late_ns +=
+        std::max<std::int64_t>(0, exchange_->done_ns - began_ns - elsewhere_ns);
   }
 
  private:
   // Waits in slices of a heartbeat and, once that takes long, listens to what the others say.
-  void wait_long(const Stopwatch& stopwatch) {
+  void wait_long(const Stopwatch& stopwatch, std::int64_t& elsewhere_ns) {
     MessageEngine& engine = group_->engine;
     Health* health = group_->health.get();
     const double beat_s = health != nullptr ? health->heartbeat_s() : kDefaultHeartbeatS;
@@ -63,7 +68,8 @@ class MessageWork : public Work {
     double probe_pause_s = beat_s;
     while (true) {
       const double left_s = timeout_s - stopwatch.elapsed_s();
-      const Progress progress = engine.wait_for(*exchange_, std::clamp(left_s, 0.0, beat_s));
+      const double slice_s = std::min(beat_s, work_elsewhere(elsewhere_ns));
+      const Progress progress = engine.wait_for(*exchange_, std::clamp(left_s, 0.0, slice_s));
       const double waited_s = stopwatch.elapsed_s();
       if (progress == Progress::kDone) {
         return;
@@ -89,6 +95,17 @@ class MessageWork : public Work {
         probe_pause_s = std::min(2 * probe_pause_s, kMaxProbePauseS);
       }
     }
+  }
+
+  // Returns how long the wait may last until there may be more to do.
+  static double work_elsewhere(std::int64_t& elsewhere_ns) {
+    const std::int64_t began_ns = now_ns();
+    const IdleWorker::State state = IdleWork::work(nullptr);
+    if (state == IdleWorker::State::kMoved) {
+      elsewhere_ns += now_ns() - began_ns;
+    }
+    return state == IdleWorker::State::kNothing ? std::numeric_limits<double>::infinity()
+                                                : static_cast<double>(kIdleSliceNs) * 1e-9;
   }
 
   std::shared_ptr<MessageGroup> group_;

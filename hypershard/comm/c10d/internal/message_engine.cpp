@@ -281,6 +281,7 @@ void MessageEngine::finish(Item& item) {
   {
     const std::lock_guard lock(mutex_);
     exchange.is_done = true;
+    exchange.done_ns = now_ns();
     --num_in_flight_;
     busy_.end();
   }

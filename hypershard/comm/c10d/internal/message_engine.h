@@ -61,6 +61,7 @@ struct Exchange {
   // The engine's own.
   int num_open_steps = 0;
   bool is_done = false;
+  std::int64_t done_ns = 0;  ///< when; to be read once it is
   std::vector<c10::intrusive_ptr<::c10d::Work>> sends;
 };
 using ExchangePtr = std::shared_ptr<Exchange>;

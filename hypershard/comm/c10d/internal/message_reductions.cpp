@@ -10,7 +10,7 @@
 #include "hypershard/comm/c10d/internal/message_batches.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
 #include "hypershard/comm/internal/ordered_reduce.h"
-#include "hypershard/comm/internal/traffic.h"
+#include "hypershard/comm/traffic.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm::internal {

@@ -51,11 +51,13 @@ CollectiveEngine::CollectiveEngine(
   HS_CHECK_GE(
       options_.staging_bytes, 2 * step, "comm: staging must hold two steps of ", step, " bytes"
   );
+  sync_.set_worker(this);
   staging_memory_ = allocate_control(options_.staging_bytes * sync_.size(), "staging");
 }
 
 std::shared_ptr<PendingCall> CollectiveEngine::post(SharedCall call) {
   sync_.check();
+  IdleWork::adopt(shared_from_this());
   auto pending = std::make_shared<PendingCall>();
   pending->regions = regions();
   check_tensors(call, *pending->regions);
@@ -245,6 +247,15 @@ Advance CollectiveEngine::progress(Lag& lag) {
   return drive(kEverything, lag);
 }
 
+IdleWorker::State CollectiveEngine::work() {
+  if (pending_.empty()) {
+    return State::kNothing;
+  }
+  sync_.check();
+  Lag unused;
+  return drive(kEverything, unused) == Advance::kStuck ? State::kStuck : State::kMoved;
+}
+
 WaitText CollectiveEngine::wait_text(const PendingCall* pending) const {
   const auto subject = [this, pending]() -> const CallRecord* {
     const bool later = pending != nullptr && pending->done;
@@ -289,10 +300,10 @@ std::shared_ptr<const RegionTable> CollectiveEngine::regions() const {
   return regions_;
 }
 
-Region CollectiveEngine::allocate_region(std::int64_t bytes, std::string_view what) {
+Region CollectiveEngine::allocate_region(std::int64_t bytes, std::string_view what, RegionUse use) {
   sync_.check();
   const std::uint32_t id = next_region_++;
-  Region region{id, sync_.source().allocate(bytes, what, RegionUse::kData, [this] {
+  Region region{id, sync_.source().allocate(bytes, what, use, [this] {
                   Lag lag;
                   progress(lag);
                 })};

@@ -15,6 +15,7 @@
 
 #include "hypershard/comm/arena.h"
 #include "hypershard/comm/internal/busy_clock.h"
+#include "hypershard/comm/internal/idle_work.h"
 #include "hypershard/comm/shm/internal/group_sync.h"
 #include "hypershard/comm/shm/internal/shared_call.h"
 #include "hypershard/comm/shm/internal/staging_ring.h"
@@ -56,7 +57,7 @@ struct PendingCall {
 /// every step, publishes it (`reduced`) and copies the others' parts. Calls are worked off in
 /// order, so that one counter a rank (`finished`) tells which inputs are free again. Threads: one
 /// at a time, except `forget`.
-class CollectiveEngine : public std::enable_shared_from_this<CollectiveEngine> {
+class CollectiveEngine : public IdleWorker, public std::enable_shared_from_this<CollectiveEngine> {
  public:
   /// Collective. Errors: as RegionSource::allocate.
   CollectiveEngine(
@@ -76,9 +77,11 @@ class CollectiveEngine : public std::enable_shared_from_this<CollectiveEngine> {
   std::int64_t busy_ns() const { return busy_.busy_ns(); }
   /// Works off what can be worked off now.
   Advance progress(Lag& lag);
+  /// The same while the thread waits on another communicator; see idle_work.h.
+  State work() override;
 
   /// Allocates a region for tensors that collectives read in place, and its number.
-  Region allocate_region(std::int64_t bytes, std::string_view what);
+  Region allocate_region(std::int64_t bytes, std::string_view what, RegionUse use);
   /// Allocates shared words that collectives do not know of.
   std::shared_ptr<SharedBuffer> allocate_control(std::int64_t bytes, std::string_view what);
   /// Takes a region off the table; calls in flight keep it. Threads: any.

@@ -82,7 +82,8 @@ class GroupSync::Sleep {
   Sleep& operator=(const Sleep&) = delete;
   ~Sleep() {
     awake();
-    sync_.stats_.wait_ns += now_ns() - start_ns_ - (sync_.stats_.reduce_ns - work_ns_);
+    sync_.stats_.wait_ns +=
+        now_ns() - start_ns_ - (sync_.stats_.reduce_ns - work_ns_) - elsewhere_ns_;
   }
 
   /// Announces the ranks to be woken by, before the last look.
@@ -98,6 +99,15 @@ class GroupSync::Sleep {
   bool covers(std::uint64_t mask) const { return (mask & ~announced_) == 0; }
 
   void moved() { moved_ns_ = now_ns(); }
+  /// Lets the thread do its part on other communicators, whose time that is.
+  IdleWorker::State work_elsewhere() {
+    const std::int64_t began_ns = now_ns();
+    const IdleWorker::State state = IdleWork::work(sync_.worker_);
+    if (state == IdleWorker::State::kMoved) {
+      elsewhere_ns_ += now_ns() - began_ns;
+    }
+    return state;
+  }
   bool spinning() const { return now_ns() - moved_ns_ < kSpinNs; }
   bool timed_out() const {
     return static_cast<double>(now_ns() - moved_ns_) * 1e-9 > sync_.info_.timeout_s;
@@ -116,6 +126,7 @@ class GroupSync::Sleep {
   GroupSync& sync_;
   std::int64_t work_ns_;
   std::int64_t start_ns_ = now_ns();
+  std::int64_t elsewhere_ns_ = 0;
   std::int64_t moved_ns_ = start_ns_;
   std::int64_t next_look_ns_ = start_ns_ + kSliceNs;
   std::uint64_t announced_ = 0;
@@ -182,14 +193,19 @@ void GroupSync::wait_until(const std::function<Advance(Lag&)>& advance, MakeWait
     const std::uint32_t bell = mine.bell.load(std::memory_order_seq_cst);
     lag_.clear();
     state = advance(lag_);
+    const auto elsewhere =
+        state == Advance::kStuck ? sleep.work_elsewhere() : IdleWorker::State::kNothing;
     if (state == Advance::kMoved) {
       sleep.moved();
       sleep.awake();
       why = nullptr;
+    } else if (elsewhere == IdleWorker::State::kMoved) {
+      continue;  // which a peer may have waited for
     } else if (state == Advance::kStuck && lag_.mask() != 0 && sleep.covers(lag_.mask())) {
       check();
       const Stopwatch asleep;
-      futex_wait(mine.bell, bell, kSliceNs);
+      const bool is_alone = elsewhere == IdleWorker::State::kNothing;
+      futex_wait(mine.bell, bell, is_alone ? kSliceNs : kIdleSliceNs);
       stats_.asleep_ns += asleep.elapsed_ns();
       if (!check_left(advance, text) && sleep.slice_over()) {
         check_lost(advance, text);

@@ -13,6 +13,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "hypershard/comm/communicator.h"
+#include "hypershard/comm/internal/idle_work.h"
 #include "hypershard/comm/shm/internal/control_block.h"
 #include "hypershard/comm/shm/internal/region_source.h"
 
@@ -75,12 +76,16 @@ class GroupSync {
   /// Tells the peers that this rank will do nothing more.
   void leave() noexcept;
 
+  /// Names the worker whose waits these are, so that they work all others of the thread.
+  void set_worker(const IdleWorker* worker) { worker_ = worker; }
+
   /// Throws the group's failure if there is one. Errors: CommError.
   void check() const;
   /// Makes `text` the failure of all ranks and throws it. Errors: CommError, always.
   [[noreturn]] void fail(const std::string& text);
 
-  /// Repeats `advance` until it is done, sleeping while it is stuck.
+  /// Repeats `advance` until it is done, sleeping while it and all else that this thread has open
+  /// are stuck.
   /// Errors: CommError if a rank that is waited for has died, left or not moved within the
   /// time-out, or if the group has failed elsewhere; whatever `advance` throws.
   void wait_until(const std::function<Advance(Lag&)>& advance, MakeWaitText text);
@@ -112,6 +117,7 @@ class GroupSync {
   std::shared_ptr<SharedBuffer> control_;
   ControlBlock block_;
   Lag lag_;
+  const IdleWorker* worker_ = nullptr;
   bool spins_ = false;
   std::int64_t next_glance_ns_ = 0;
   CommStats stats_;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "hypershard/core/error.h"
+#include "hypershard/core/huge_pages.h"
 
 namespace hypershard::comm::internal {
 namespace {
@@ -162,6 +163,11 @@ std::shared_ptr<SharedBuffer> map_memory(
   }
   try {
     std::byte* read = map(fd, size, PROT_READ, populate, what);
+    // Where the host offers huge pages for shared memory (shmem_enabled = advise): pages that come
+    // on first touch are huge then; those that were reserved are there, and the kernel joins them
+    // later.
+    advise_huge_pages(write, size);
+    advise_huge_pages(read, size);
     return std::make_shared<MappedMemory>(read, write, size);
   } catch (...) {
     munmap(write, static_cast<std::size_t>(size));

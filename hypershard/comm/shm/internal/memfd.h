@@ -36,8 +36,8 @@ class OwnedFd {
 /// Errors: CommError with the system's text.
 OwnedFd create_memory(std::int64_t bytes, std::string_view what, RegionUse use);
 
-/// Maps the memory: kData twice (read-only and writable) and populated, kControl once.
-/// Errors: CommError with the system's text.
+/// Maps the memory: kData and kSparse twice (read-only and writable), kData populated, kControl
+/// once. Errors: CommError with the system's text.
 std::shared_ptr<SharedBuffer> map_memory(
     int fd, std::int64_t bytes, std::string_view what, RegionUse use
 );

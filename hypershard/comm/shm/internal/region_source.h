@@ -19,6 +19,7 @@ namespace hypershard::comm::internal {
 enum class RegionUse {
   kControl,  ///< small; counters and staging, mapped once, pages on first touch
   kData,     ///< tensors: reserved at once, mapped read-only and writable
+  kSparse,   ///< the same, but pages on first touch
 };
 
 /// One rank's end of a group's memory.

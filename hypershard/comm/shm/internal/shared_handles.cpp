@@ -36,7 +36,7 @@ RegisteredArena::RegisteredArena(
       rank_(engine->sync().rank()),
       size_(engine->sync().size()),
       buffer_(std::make_unique<RegisteredBuffer>(
-          engine, engine->allocate_region(stride_ * size_, what), stride_ * size_
+          engine, engine->allocate_region(stride_ * size_, what, RegionUse::kData), stride_ * size_
       )) {}
 
 std::byte* RegisteredArena::local() const {

@@ -57,12 +57,26 @@ void SharedMemoryCommunicator::check_shares(std::string_view what) const {
   );
 }
 
-std::shared_ptr<SharedBuffer> SharedMemoryCommunicator::allocate_shared(
-    std::int64_t bytes, std::string_view what
+std::shared_ptr<SharedBuffer> SharedMemoryCommunicator::allocate(
+    std::int64_t bytes, std::string_view what, RegionUse use
 ) {
   check_shares(what);
   HS_CHECK_GE(bytes, 0, "comm.", backend(), ": size of the shared buffer for ", what);
-  return std::make_shared<RegisteredBuffer>(engine_, engine_->allocate_region(bytes, what), bytes);
+  return std::make_shared<RegisteredBuffer>(
+      engine_, engine_->allocate_region(bytes, what, use), bytes
+  );
+}
+
+std::shared_ptr<SharedBuffer> SharedMemoryCommunicator::allocate_shared(
+    std::int64_t bytes, std::string_view what
+) {
+  return allocate(bytes, what, RegionUse::kData);
+}
+
+std::shared_ptr<SharedBuffer> SharedMemoryCommunicator::allocate_sparse(
+    std::int64_t bytes, std::string_view what
+) {
+  return allocate(bytes, what, RegionUse::kSparse);
 }
 
 std::shared_ptr<SymmetricArena> SharedMemoryCommunicator::allocate_symmetric(

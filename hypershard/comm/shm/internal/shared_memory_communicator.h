@@ -25,6 +25,7 @@ class SharedMemoryCommunicator : public Communicator {
   std::string backend() const override;
   bool has_shared_memory() const override;
   std::shared_ptr<SharedBuffer> allocate_shared(std::int64_t bytes, std::string_view what) override;
+  std::shared_ptr<SharedBuffer> allocate_sparse(std::int64_t bytes, std::string_view what) override;
   std::shared_ptr<SymmetricArena> allocate_symmetric(std::int64_t bytes, std::string_view what)
       override;
   std::shared_ptr<EpochBoard> make_epoch_board(int num_rows, std::string_view what) override;
@@ -35,6 +36,7 @@ class SharedMemoryCommunicator : public Communicator {
 
  private:
   void check_shares(std::string_view what) const;
+  std::shared_ptr<SharedBuffer> allocate(std::int64_t bytes, std::string_view what, RegionUse use);
 
   std::shared_ptr<CollectiveEngine> engine_;
 };

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace hypershard::comm::internal {
+namespace hypershard::comm {
 
 /// Up to this many bytes that a rank sends to all others, one round of messages beats two.
 inline constexpr std::int64_t kOneRoundBytes = 256 * 1024;
@@ -30,7 +30,9 @@ bool is_forwarded(std::int64_t bytes, int num_ranks);
 Traffic gather_traffic(std::span<const std::int64_t> counts, int rank);
 /// Returns what `rank` sends and gets when everybody sends each his slice.
 Traffic scatter_traffic(std::span<const std::int64_t> counts, int rank);
+/// Returns what `rank` sends and gets when all get the sum, in bytes.
 Traffic all_reduce_traffic(std::int64_t numel, std::int64_t element_bytes, int rank, int num_ranks);
+/// Returns what `rank` sends and gets when all get what `root` has, in bytes.
 Traffic broadcast_traffic(std::int64_t bytes, int root, int rank, int num_ranks);
 
-}  // namespace hypershard::comm::internal
+}  // namespace hypershard::comm

@@ -1,10 +1,10 @@
 // Why: see traffic.h. Follows what message_collectives.cpp sends.
-#include "hypershard/comm/internal/traffic.h"
+#include "hypershard/comm/traffic.h"
 
 #include <algorithm>
 #include <numeric>
 
-namespace hypershard::comm::internal {
+namespace hypershard::comm {
 namespace {
 
 constexpr std::int64_t kSliceElements = 64;
@@ -68,4 +68,4 @@ Traffic broadcast_traffic(std::int64_t bytes, int root, int rank, int num_ranks)
   return {.sent = own * (num_ranks - 2), .received = bytes};
 }
 
-}  // namespace hypershard::comm::internal
+}  // namespace hypershard::comm
