@@ -8,6 +8,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "hypershard/core/huge_pages.h"
+
 namespace hypershard::shard {
 
 namespace {
@@ -29,6 +31,9 @@ at::Tensor BufferPool::acquire(std::int64_t bytes, c10::Device device) {
   at::Tensor buffer;
   if (free.empty()) {
     buffer = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+    if (device.is_cpu()) {
+      advise_huge_pages(buffer.mutable_data_ptr(), bytes);  // it is kept for good
+    }
     if (poison_) {
       poison(buffer);
     }

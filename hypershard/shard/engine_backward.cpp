@@ -14,8 +14,19 @@
 
 namespace hypershard::shard {
 
+namespace {
+
+bool ran(const Unit& unit) {
+  return unit.occurrences.plain + unit.occurrences.in_segments > 0;
+}
+
+}  // namespace
+
 void Engine::begin_backward() {
   finish_publishes();  // of a forward that failed
+  if (publishes_early() && update_in_backward) {
+    publisher_->release();
+  }
   in_backward_ = true;
   window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before
                          // the end of this backward
@@ -81,7 +92,10 @@ void Engine::pre_backward(int unit) {
   if (unit != backward_unit_) {
     end_backward_span(backward_unit_);
     backward_unit_ = unit;
-    units_[static_cast<std::size_t>(unit)]->backward_span.begin();
+    Unit& begun = *units_[static_cast<std::size_t>(unit)];
+    // Named here, not at the end: the reduction may be drawn when later units have begun.
+    begun.backward_flow = unit > 0 && trace_enabled() ? next_trace_flow() : 0;
+    begun.backward_span.begin();
   }
 }
 
@@ -89,7 +103,6 @@ void Engine::pre_backward(int unit) {
 void Engine::end_backward_span(int unit) {
   if (unit > 0) {
     Unit& ended = *units_[static_cast<std::size_t>(unit)];
-    ended.backward_flow = trace_enabled() ? next_trace_flow() : 0;
     ended.backward_span.end(
         TraceLane::kCompute, "backward ", ended.path(), {.to = ended.backward_flow}
     );
@@ -130,10 +143,8 @@ void Engine::gradient_ready(
   const std::string& name = target.params()[param].name;
   const ErrorContext context("gradient");
   const ErrorContext parameter_context(name);
-  const bool ran =
-      here.occurrences.plain + here.occurrences.in_segments > 0 || here.has_gradients();
   HS_CHECK(
-      in_backward_ && ran,
+      in_backward_ && (ran(here) || here.has_gradients()),
       "shard: a gradient arrived for parameter '",
       name,
       "' but the forward hooks of its unit '",
@@ -215,6 +226,12 @@ void Engine::start_ready_reductions() {
   while (next_reduction_ < reduce_order_.size()) {
     Unit& unit = *units_[static_cast<std::size_t>(reduce_order_[next_reduction_])];
     if (unit.has_trainable()) {
+      // What this rank skipped is complete, with zeros: peers that ran it may not get on without,
+      // nor this rank without them.
+      if (!unit.ready && !ran(unit)) {
+        take_buffer(unit);
+        unit.ready = true;
+      }
       if (!unit.ready) {
         return;
       }
@@ -275,10 +292,14 @@ bool Engine::advance_front(bool block) {
     } else if (!oldest.test()) {
       return false;
     }
-    if (oldest.step() == UnitReduction::Step::kPlan) {
+    if (oldest.step() == UnitReduction::Step::kJoin) {
       break;
     }
-    oldest.start_plan();
+    if (oldest.step() == UnitReduction::Step::kBetween) {
+      oldest.start_plan();
+    } else {
+      oldest.start_join();
+    }
   }
   oldest.finish();
   pop_reduction();
@@ -308,6 +329,9 @@ void Engine::update_unit(Unit& unit) {
     }
   }
   ++updated_units_;
+  if (publishes_early_[static_cast<std::size_t>(unit.index())]) {  // NOTE [early publishes]
+    publisher_->begin_early(unit.index());
+  }
 }
 
 void Engine::finish_reduction(UnitReduction& reduction) {
@@ -324,7 +348,7 @@ void Engine::leave_buffer(UnitReduction& reduction) {
   while (!reduction.has_left_buffer()) {
     advance_front(/*block=*/true);
   }
-  reduction.wait_released();
+  reduction.wait_left();
 }
 
 void Engine::end_backward() {
@@ -364,6 +388,7 @@ void Engine::end_backward() {
     needs_publish_ = true;
     may_update_ = true;
     open_window();
+    versions_after_backward_ = update_versions();
   }
 }
 
@@ -392,6 +417,17 @@ void Engine::abandon_front() {
   --num_inside_done_;
 }
 
+// How many units a rank had updated when the backward failed is a matter of timing; what it gathers
+// must not be.
+void Engine::publish_rest_early() {
+  for (const int index : reduce_order_) {
+    if (publishes_early_[static_cast<std::size_t>(index)] && !publisher_->is_early(index)) {
+      publisher_->begin_early(index);
+    }
+  }
+  versions_after_backward_ = update_versions();
+}
+
 // After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed
 // backward has half-written them.
 void Engine::reset_iteration() {
@@ -405,6 +441,9 @@ void Engine::reset_iteration() {
     }
     update_in_backward = update;
     drop_gradients();
+    if (update_in_backward && reduces_over_all_axes()) {
+      publish_rest_early();
+    }
   }
   for (const auto& unit : units_) {
     unit->occurrences = {};

@@ -115,7 +115,7 @@ void Engine::place_groups() {
           parallel_, group->dtypes(), options_.share != Share::kOff, &why_not
       ));
       HS_SUPPORTED(
-          options_.share != Share::kOn || modes.back() == RuntimeMode::kShared,
+          options_.share != Share::kOn || why_not.empty(),
           "shard: share = on, but the runtime buffer of group '",
           group->name(),
           "' cannot be shared: ",
@@ -124,9 +124,8 @@ void Engine::place_groups() {
       );
       if (modes.back() == RuntimeMode::kShared) {
         shared_bytes += align_bytes(group->whole_storage_bytes());
-      } else if (why_not_shared_.empty()) {
-        why_not_shared_ = why_not;
       }
+      why_not_shared_ = why_not_shared_.empty() ? why_not : why_not_shared_;
     }
   }
   if (shared_bytes > 0) {
@@ -149,7 +148,27 @@ void Engine::place_groups() {
       }
     }
   }
+  make_shared_pool();
   publisher_ = std::make_unique<Publisher>(&units_, parallel_, epochs_, &counters_);
+}
+
+void Engine::make_shared_pool() {
+  std::vector<std::int64_t> unit_bytes;
+  for (const auto& unit : units_) {
+    unit_bytes.push_back(unit->whole_bytes(RuntimeMode::kPooled));
+  }
+  if (std::all_of(unit_bytes.begin(), unit_bytes.end(), [](std::int64_t b) { return b == 0; })) {
+    return;
+  }
+  shared_pool_ = std::make_unique<SharedUnitPool>(
+      *parallel_.cuts.front().gather,
+      unit_bytes,
+      &counters_,
+      options_.reshard_debug == ReshardDebug::kNan
+  );
+  for (const auto& unit : units_) {
+    unit->set_shared_pool(shared_pool_.get());
+  }
 }
 
 // Which reductions a rank waits for before it fills a buffer must not depend on how much of a unit
@@ -190,11 +209,7 @@ void Engine::make_buckets() {
     }
   }
   for (const auto& unit : units_) {
-    std::int64_t bytes = 0;
-    for (const auto& group : unit->groups()) {
-      bytes += group->crossing_bytes();
-    }
-    unit_bytes.push_back(bytes);
+    unit_bytes.push_back(unit->crossing_bytes());
   }
   std::int64_t target = options_.bucket_bytes.value_or(layout::kBucketOfOne);
   if (link != nullptr && !options_.bucket_bytes) {
@@ -210,9 +225,7 @@ void Engine::make_buckets() {
 // link: more need not be held.
 int Engine::slice_depth() const {
   const bool crosses = std::any_of(units_.begin(), units_.end(), [](const auto& unit) {
-    return std::any_of(unit->groups().begin(), unit->groups().end(), [](const auto& group) {
-      return group->crossing_bytes() > 0;
-    });
+    return unit->crossing_bytes() > 0;
   });
   return options_.gradient_buffers + (crosses ? 2 * buckets_->most_units() : 0);
 }

@@ -8,6 +8,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "hypershard/core/error.h"
+#include "hypershard/core/huge_pages.h"
 #include "hypershard/shard/buffer_pool.h"
 
 namespace hypershard::shard {
@@ -67,6 +68,7 @@ GradientBuffers::GradientBuffers(
 GradientBuffers::Buffer* GradientBuffers::add_private(Row& row, std::int64_t bytes) {
   auto buffer = std::make_unique<Buffer>();
   buffer->bytes = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  advise_huge_pages(buffer->bytes.mutable_data_ptr(), bytes);
   counters_->gradient_buffer_bytes += bytes;
   row.push_back(std::move(buffer));
   return row.back().get();

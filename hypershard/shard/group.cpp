@@ -82,6 +82,8 @@ std::string to_text(RuntimeMode mode) {
       return "resident";
     case RuntimeMode::kGathered:
       return "gathered";
+    case RuntimeMode::kPooled:
+      return "gathered once a supernode";
     case RuntimeMode::kShared:
       return "shared";
   }
@@ -127,15 +129,15 @@ RuntimeMode ParamGroup::choose_mode(
   const DataAxis& first = parallel.cuts.front();
   if (!may_share) {
     *why_not = "sharing is off";
-  } else if (pieces != first.size) {
-    *why_not = "the runtime layout is cut along more than one axis";
+  } else if (first.size == 1) {
+    *why_not = "axis '" + first.name + "' has one rank";
   } else if (!first.gather->has_shared_memory()) {
     *why_not = "the ranks of axis '" + first.name + "' talk through " + first.gather->backend() +
                ", which has no shared memory";
   } else if (dtypes.storage != dtypes.compute) {
     *why_not = "parameters are stored and computed in different dtypes";
   } else {
-    return RuntimeMode::kShared;
+    return pieces == first.size ? RuntimeMode::kShared : RuntimeMode::kPooled;
   }
   return RuntimeMode::kGathered;
 }
@@ -221,12 +223,14 @@ void ParamGroup::add_unshard_stages(
     const at::Tensor& storage_bytes,
     const at::Tensor& compute_bytes
 ) {
-  if (mode_ != RuntimeMode::kGathered) {
+  if (!gathers()) {
     return;
   }
   const at::Tensor whole = typed_view(storage_bytes, 0, packing_.numel, dtypes_.storage);
   at::Tensor input = shard_;
-  for (int level = parallel_->runtime_levels - 1; level >= 0; --level) {
+  // The ranks along the first cut write side by side into a buffer that they share.
+  const int last = mode_ == RuntimeMode::kPooled ? 1 : 0;
+  for (int level = parallel_->runtime_levels - 1; level >= last; --level) {
     const DataAxis& axis = parallel_->cuts[static_cast<std::size_t>(level)];
     if (axis.size == 1) {
       continue;

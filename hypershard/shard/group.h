@@ -49,7 +49,8 @@ struct GroupDtypes {
 /// Where the whole of a group's runtime parameters lies.
 enum class RuntimeMode : std::uint8_t {
   kResident,  ///< whole on this rank, always
-  kGathered,  ///< a shard here; made whole in a pool buffer
+  kGathered,  ///< a shard here; made whole in a buffer of this rank
+  kPooled,    ///< a shard here; made whole in a buffer that the ranks of the supernode share
   kShared,    ///< one buffer mapped by all ranks of the supernode; this rank writes its slice
 };
 std::string to_text(RuntimeMode mode);
@@ -137,6 +138,8 @@ class ParamGroup {
   const layout::GroupPacking& packing() const { return packing_; }
   const GroupDtypes& dtypes() const { return dtypes_; }
   RuntimeMode mode() const { return mode_; }
+  /// Tells whether the whole must be brought together by communication.
+  bool gathers() const { return mode_ == RuntimeMode::kGathered || mode_ == RuntimeMode::kPooled; }
   /// The plan axes over which its gradients are summed; mostly none.
   const std::vector<std::string>& reduce_axes() const { return params_.front().part.reduce_axes; }
   /// Tells whether the update tensor is a slice of the runtime shard.
@@ -180,13 +183,14 @@ class ParamGroup {
 
   // --- runtime plane
 
-  /// Stages that fill `buffer` (uint8, pool; kGathered only) with the whole; empty otherwise.
+  /// Stages that fill the buffers (uint8, from a pool) with the whole, in kPooled with what this
+  /// rank brings to it; empty if nothing is gathered.
   void add_unshard_stages(
       std::vector<StagedWork::Stage>& stages,
       const at::Tensor& storage_bytes,
       const at::Tensor& compute_bytes
   );
-  /// Puts memory under the parameters: the pool buffer (kGathered) or the shared one.
+  /// Puts memory under the parameters: the pool's buffer, if the whole is gathered, or their own.
   void attach(const at::Tensor& compute_bytes);
   /// Takes it away; accesses throw from now on. kResident stays.
   void detach();
@@ -214,13 +218,14 @@ class ParamGroup {
   /// Zeroes what nobody wrote and the padding.
   void complete_gradient();
   /// The steps of a reduction, in order: see NOTE [steps of a reduction]. begin_reduction() decides
-  /// where the result goes; the next three start a collective each, if there is anything to sum
+  /// where the result goes; the next four start a collective each, if there is anything to do
   /// (sum_between() leaves a reduce-scatter to its caller); rest() leaves the sum as gradients of
   /// the update tensors.
   GroupReduction begin_reduction(const ReduceOptions& options);
   void sum_inside(GroupReduction& reduction);
   std::optional<SumBetween> sum_between(GroupReduction& reduction);
   void sum_plan(GroupReduction& reduction);
+  void join_inside(GroupReduction& reduction);
   void rest(GroupReduction& reduction);
   /// Tells whether the sum inside the supernode lies outside the gradient buffer.
   bool leaves_early(const GroupReduction& reduction) const;
@@ -235,6 +240,12 @@ class ParamGroup {
   /// Bytes that its sum puts on the link between supernodes; 0 if there is none. Equal on all ranks
   /// of the plan axes.
   std::int64_t crossing_bytes() const;
+  /// The same for its runtime parameters: bytes of the shard that a publish completes.
+  std::int64_t publish_bytes() const;
+  /// Returns what of the packing this rank brings to other supernodes; all if there are none.
+  layout::Range crossing_range() const { return inside_.range; }
+  /// Tells whether the sum is cut among the ranks of the supernode to cross, and joined after that.
+  bool joins_inside() const { return joins_inside_; }
   void set_slice(GroupReduction& reduction, const at::Tensor& memory, std::int64_t offset_bytes);
   void drop_gradient_buffer();
   /// Returns a buffer for gradients that needs no reduction elsewhere: the gradient plane itself,
@@ -275,6 +286,10 @@ class ParamGroup {
   );
   void make_update_tensors();
   void plan_reduction();
+  void share_crossing();
+  bool sum_joins(const GroupReduction& reduction) const;
+  bool widens_to_update() const;
+  const at::Tensor& new_partial(std::int64_t numel);
   bool sums_at_rest() const;
   comm::Reduction sum_or_mean(GroupReduction& reduction, bool is_last) const;
   void zero_gradient(layout::Range range);
@@ -303,6 +318,7 @@ class ParamGroup {
 
   SumStep inside_;   ///< inside the supernode
   SumStep between_;  ///< over the `replicate` axis
+  bool joins_inside_ = false;
   struct SlotViews {
     const void* data = nullptr;
     std::vector<at::Tensor> views;

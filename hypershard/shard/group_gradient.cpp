@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include "hypershard/core/error.h"
+#include "hypershard/layout/sharding.h"
 #include "hypershard/shard/group.h"
 
 namespace hypershard::shard {
@@ -133,13 +134,33 @@ void ParamGroup::plan_reduction() {
       step.axis = &axis;
     }
   }
+  share_crossing();
   if (!between_.scatters) {
     between_.range = inside_.range;
   }
 }
 
+// What every rank is to have whole crosses between supernodes once a supernode: each rank takes a
+// share across, and the shares are joined inside.
+void ParamGroup::share_crossing() {
+  const bool sums_both = inside_.axis != nullptr && between_.axis != nullptr;
+  if (!sums_both || inside_.scatters || between_.scatters) {
+    return;
+  }
+  const std::int64_t unit = packing_.alignment;
+  for (int rank = 0; rank < inside_.axis->size; ++rank) {
+    const layout::Range share = layout::cut_piece(packing_.numel / unit, inside_.axis->size, rank);
+    inside_.counts.push_back(share.numel() * unit);
+    if (rank == inside_.axis->coordinate) {
+      inside_.range = {share.begin * unit, share.end * unit};
+    }
+  }
+  inside_.scatters = true;
+  joins_inside_ = true;
+}
+
 bool ParamGroup::wants_slice(const ReduceOptions& options) const {
-  return inside_.scatters && between_.axis != nullptr && options.cross &&
+  return inside_.scatters && !joins_inside_ && between_.axis != nullptr && options.cross &&
          !(sums_at_rest() && !options.rest_in_buffer && gradient_is_fresh());
 }
 
@@ -158,6 +179,20 @@ std::int64_t ParamGroup::crossing_bytes() const {
          static_cast<std::int64_t>(c10::elementSize(dtypes_.wire.value_or(dtypes_.reduce)));
 }
 
+// A reduce-scatter may write what is wider than what it reads, and nothing narrower.
+bool ParamGroup::widens_to_update() const {
+  return c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
+}
+
+std::int64_t ParamGroup::publish_bytes() const {
+  std::int64_t pieces = 1;
+  for (int level = 0; level < parallel_->runtime_levels; ++level) {
+    pieces *= parallel_->cuts[static_cast<std::size_t>(level)].size;
+  }
+  return (buffer_numel_ + pieces - 1) / pieces *
+         static_cast<std::int64_t>(c10::elementSize(dtypes_.storage));
+}
+
 // Where the gradient plane lies like the sum inside the supernode, all that follows is in place.
 bool ParamGroup::sums_at_rest() const {
   return !between_.scatters && dtypes_.reduce == dtypes_.update;
@@ -173,6 +208,9 @@ GroupReduction ParamGroup::begin_reduction(const ReduceOptions& options) {
   GroupReduction reduction;
   reduction.group = this;
   reduction.sum = slot_;
+  if (joins_inside_) {
+    reduction.whole = slot_;
+  }
   reduction.divisor = options.divisor;
   // Decided when the reduction starts; the user may drop or keep gradients only between steps.
   const bool empty = gradient_is_fresh();
@@ -185,7 +223,7 @@ GroupReduction ParamGroup::begin_reduction(const ReduceOptions& options) {
     return reduction;
   }
   allocate_rest();
-  reduction.fresh = empty && c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
+  reduction.fresh = empty && widens_to_update();
   const bool is_there = packing_.numel > 0 && rest_.const_data_ptr() == slot_.const_data_ptr();
   reduction.rest = is_there ? Rest::kArrived : Rest::kElsewhere;
   return reduction;
@@ -208,7 +246,11 @@ void ParamGroup::sum_inside(GroupReduction& reduction) {
     reduction.work = ranks.all_reduce(slot_, how, unit_);
     return;
   }
-  if (reduction.fresh && (!crosses(reduction) || (sums_at_rest() && !partial_live_))) {
+  const bool stays = reduction.rest == Rest::kPartial;
+  if (stays && !partial_live_ && widens_to_update()) {
+    reduction.sum = new_partial(inside_.range.numel());
+  } else if (reduction.fresh && !joins_inside_ &&
+             (!crosses(reduction) || (sums_at_rest() && !partial_live_))) {
     reduction.sum = rest_;
     reduction.rest = Rest::kArrived;
   } else if (reduction.slice.defined()) {
@@ -262,8 +304,21 @@ void ParamGroup::sum_plan(GroupReduction& reduction) {
       plan_reduce_->all_reduce(reduction.sum, sum_or_mean(reduction, /*is_last=*/true), unit_);
 }
 
+bool ParamGroup::sum_joins(const GroupReduction& reduction) const {
+  return joins_inside_ && reduction.rest != Rest::kPartial;
+}
+
+void ParamGroup::join_inside(GroupReduction& reduction) {
+  if (!sum_joins(reduction)) {
+    return;
+  }
+  const at::Tensor share = std::exchange(reduction.sum, reduction.whole);
+  // Not among the reductions, which later units start meanwhile, at a time of their own.
+  reduction.work = inside_.axis->gather->all_gather(reduction.whole, share, inside_.counts, unit_);
+}
+
 bool ParamGroup::leaves_early(const GroupReduction& reduction) const {
-  return inside_.axis != nullptr && inside_.scatters &&
+  return inside_.axis != nullptr && inside_.scatters && !joins_inside_ &&
          (reduction.slice.defined() || reduction.rest == Rest::kArrived);
 }
 
@@ -275,6 +330,13 @@ void ParamGroup::drop_reduced() {
   partial_live_ = false;
 }
 
+const at::Tensor& ParamGroup::new_partial(std::int64_t numel) {
+  if (!partial_.defined()) {
+    partial_ = at::empty({numel}, at::TensorOptions().dtype(dtypes_.update));
+  }
+  return partial_;
+}
+
 void ParamGroup::keep_partial(const at::Tensor& sum) {
   const auto moved = sum.numel() * static_cast<std::int64_t>(sum.element_size());
   if (partial_live_) {
@@ -282,12 +344,12 @@ void ParamGroup::keep_partial(const at::Tensor& sum) {
     counters_->accumulated_bytes += moved;
     return;
   }
-  if (!partial_.defined()) {
-    partial_ = at::empty({sum.numel()}, at::TensorOptions().dtype(dtypes_.update));
-  }
-  partial_.copy_(sum);
-  counters_->copied_bytes += moved;
   partial_live_ = true;
+  if (!sum.is_same(partial_)) {  // else it was summed there
+    at::Tensor partial = new_partial(sum.numel());
+    partial.copy_(sum);
+    counters_->copied_bytes += moved;
+  }
 }
 
 // Division comes last and once, after the sum over all axes: the order is part of the numerics.
@@ -313,8 +375,8 @@ void ParamGroup::rest(GroupReduction& reduction) {
 void ParamGroup::bring_to_rest(std::size_t index, const GroupReduction& reduction) {
   const UpdateTensor& update = updates_[index];
   at::Tensor tensor = update.tensor;
-  const std::int64_t begin =
-      update.range.numel() == 0 ? 0 : update.range.begin - between_.range.begin;
+  const std::int64_t origin = joins_inside_ ? 0 : between_.range.begin;
+  const std::int64_t begin = update.range.numel() == 0 ? 0 : update.range.begin - origin;
   const at::Tensor part = reduction.sum.narrow(0, begin, update.range.numel());
   const auto moved = part.numel() * static_cast<std::int64_t>(part.element_size());
   if (reduction.rest == Rest::kInBuffer) {

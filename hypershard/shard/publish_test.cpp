@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "hypershard/layout/bucket.h"
 #include "hypershard/shard/publisher.h"
 #include "hypershard/shard/test_probed_net.h"
 
@@ -14,6 +15,9 @@ using layout::Strategy;
 using testing::RankBackend;
 
 const std::vector<std::string> kTwoNodes{"a", "a", "b", "b"};
+
+// In whatever dtype, more than one of a ProbedNet's blocks fill a bucket, and less than all.
+constexpr std::int64_t kSomeUnits = 1300;
 
 std::string backend_name(const ::testing::TestParamInfo<RankBackend>& each) {
   return testing::to_text(each.param);
@@ -90,32 +94,41 @@ TEST(PublishOrderTest, TheFirstForwardBeginsBeforeTheLastPublishHasArrived) {
 }
 
 TEST_P(PublishTest, UnitsArePublishedInTheOrderOfTheForward) {
-  testing::run_ranks(
-      2,
-      [](const std::shared_ptr<comm::World>& world) {
-        ProbedNet model(3);
-        model->last_first = true;
-        FullyShardOptions options = block_units();
-        options.strategy = Strategy::kZero1;
-        const ShardedModel sharded = fully_shard(*model, make_mesh(world), options);
-        comm::CollectiveLog& log = sharded.engine().parallel().cuts.front().gather->log();
-        const auto forward_order = [&] {
-          log.clear();
-          log.keep_all(true);
-          loss_of(model->forward(rows_of(make_inputs(4, 5, 0), world->rank(), 2))).backward();
-          std::vector<std::string> units;
-          for (const comm::LogEntry& entry : log.entries()) {
-            units.push_back(entry.unit);
-          }
-          return units;
-        };
-        using Units = std::vector<std::string>;
-        EXPECT_EQ(forward_order(), Units({"root", "blocks.0", "blocks.1", "blocks.2"}))
-            << "no order is known before the first forward";
-        EXPECT_EQ(forward_order(), Units({"root", "blocks.2", "blocks.1", "blocks.0"}));
-      },
-      {.backend = GetParam()}
-  );
+  // What lies elsewhere is gathered over the one axis, or between the supernodes.
+  for (const Strategy strategy : {Strategy::kZero1, Strategy::kHierarchical}) {
+    const bool has_tiers = strategy == Strategy::kHierarchical;
+    const int num_ranks = has_tiers ? 4 : 2;
+    testing::run_ranks(
+        num_ranks,
+        [&](const std::shared_ptr<comm::World>& world) {
+          ProbedNet model(3);
+          model->last_first = true;
+          FullyShardOptions options = block_units();
+          options.strategy = strategy;
+          const ShardedModel sharded =
+              fully_shard(*model, make_mesh(world, has_tiers ? 2 : 1), options);
+          const DataAxis& axis = sharded.engine().parallel().cuts.back();
+          EXPECT_EQ(axis.name, has_tiers ? "replicate" : "shard");
+          comm::CollectiveLog& log = axis.gather->log();
+          const auto forward_order = [&] {
+            log.clear();
+            log.keep_all(true);
+            const at::Tensor batch = make_inputs(8, 5, 0);
+            loss_of(model->forward(rows_of(batch, world->rank(), num_ranks))).backward();
+            std::vector<std::string> units;
+            for (const comm::LogEntry& entry : log.entries()) {
+              units.push_back(entry.unit);
+            }
+            return units;
+          };
+          using Units = std::vector<std::string>;
+          EXPECT_EQ(forward_order(), Units({"root", "blocks.0", "blocks.1", "blocks.2"}))
+              << "no order is known before the first forward";
+          EXPECT_EQ(forward_order(), Units({"root", "blocks.2", "blocks.1", "blocks.0"}));
+        },
+        {.backend = GetParam(), .supernodes = has_tiers ? kTwoNodes : std::vector<std::string>()}
+    );
+  }
 }
 
 std::vector<ProbedRun> all_runs() {
@@ -179,15 +192,19 @@ TEST_P(PublishTest, RandomSleepsOnEveryRankChangeNoBit) {
               strategy == Strategy::kHierarchical && !run.options.precision.compute;
           run.steps = is_long ? 200 : 30;
           run.overlap = false;
+          run.options.bucket_bytes = layout::kBucketOfOne;
           const auto expected = train_probed(world, run);
           run.overlap = true;
           run.sleeps = true;
           run.options.forward_prefetch = 2;
           for (const Share share : {Share::kAuto, Share::kOff}) {
-            if (share == Share::kOff && strategy == Strategy::kZero2) {
-              continue;  // its runtime parameters are never shared
+            const bool never_shares = strategy == Strategy::kZero2;
+            if (share == Share::kOff && never_shares) {
+              continue;
             }
             run.options.share = share;
+            run.options.bucket_bytes =
+                share == Share::kOff || never_shares ? kSomeUnits : layout::kBucketOfOne;
             expect_same_run(train_probed(world, run), expected, to_text(run));
           }
         }

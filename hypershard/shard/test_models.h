@@ -90,6 +90,39 @@ struct NetImpl : nn::Hookable<NetImpl, at::Tensor(at::Tensor), torch::nn::Module
 };
 TORCH_MODULE(Net);
 
+/// Units of all kinds: blocks of three sizes, of which blocks.1 runs twice, blocks.2 is frozen, and
+/// blocks.0 and blocks.3 share a layer.
+struct OddNetImpl : nn::Hookable<OddNetImpl, at::Tensor(at::Tensor), torch::nn::Module> {
+  OddNetImpl() : in(5, 6), out(6, 3) {
+    register_module("in", in);
+    for (const std::int64_t hidden : {7, 3, 11, 7}) {
+      blocks->push_back(Block(6, hidden));
+    }
+    register_module("blocks", blocks);
+    register_module("out", out);
+    to(at::kDouble);
+    fill_by_formula(*this);
+    auto* last = blocks[3]->as<BlockImpl>();
+    last->a = blocks[0]->as<BlockImpl>()->a;
+    last->replace_module("a", last->a);
+    for (at::Tensor& parameter : blocks[2]->parameters()) {
+      parameter.requires_grad_(false);
+    }
+  }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    at::Tensor h = in->forward(x);
+    for (const std::size_t block : {0, 1, 2, 1, 3}) {
+      h = blocks[block]->as<BlockImpl>()->forward(h);
+    }
+    return out->forward(h);
+  }
+  using torch::nn::Module::to;
+  torch::nn::Linear in;
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear out;
+};
+TORCH_MODULE(OddNet);
+
 /// Rows of the global batch: the same on all ranks.
 inline at::Tensor make_inputs(
     std::int64_t rows, std::int64_t columns, int step, at::ScalarType dtype = at::kDouble
@@ -110,11 +143,14 @@ inline at::Tensor loss_of(const at::Tensor& output) {
   return (output * output * output).sum(1).add(output.pow(2).sum(1)).mean();
 }
 
-/// A one- or two-axis mesh: {replicate, shard}; replicate 1 gives the single axis `shard`.
-inline comm::ProcessMesh make_mesh(std::shared_ptr<comm::World> world, int replicate = 1) {
+/// A one- or two-axis mesh: {replicate, shard}; replicate 1 gives the single axis `shard`, unless
+/// both axes are to be there.
+inline comm::ProcessMesh make_mesh(
+    std::shared_ptr<comm::World> world, int replicate = 1, bool has_both = false
+) {
   const int size = world->size();
   std::vector<layout::MeshAxis> axes;
-  if (replicate > 1) {
+  if (replicate > 1 || has_both) {
     axes.push_back({"replicate", replicate});
   }
   axes.push_back({"shard", size / replicate});

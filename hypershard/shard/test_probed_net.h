@@ -22,32 +22,45 @@ namespace hypershard::shard::test {
 inline constexpr std::int64_t kProbedDim = 16;
 inline constexpr int kRootVisit = -1;
 
-/// Called in the forward of each block with its number, and of the root before any block.
+/// Called in the forward of each block with its number, and of the root before any block; or in the
+/// backward of each block, before any gradient of its parameters is there.
 using Visit = std::function<void(int block)>;
 
 struct ProbedBlockImpl : nn::Hookable<ProbedBlockImpl, at::Tensor(at::Tensor), torch::nn::Module> {
-  ProbedBlockImpl(int which, std::shared_ptr<Visit> given)
-      : number(which), visit(std::move(given)), linear(kProbedDim, kProbedDim) {
+  ProbedBlockImpl(int which, std::shared_ptr<Visit> on_forward, std::shared_ptr<Visit> on_backward)
+      : number(which),
+        visit(std::move(on_forward)),
+        visit_backward(std::move(on_backward)),
+        linear(kProbedDim, kProbedDim) {
     register_module("linear", linear);
   }
   at::Tensor forward_impl(const at::Tensor& x) {
     if (*visit) {
       (*visit)(number);
     }
-    return x + at::tanh(linear->forward(x));
+    const at::Tensor inner = linear->forward(x);
+    if (*visit_backward && inner.requires_grad()) {
+      inner.register_hook([call = visit_backward, block = number](const at::Tensor&) {
+        (*call)(block);
+      });
+    }
+    return x + at::tanh(inner);
   }
   int number;
   std::shared_ptr<Visit> visit;
+  std::shared_ptr<Visit> visit_backward;
   torch::nn::Linear linear;
 };
 TORCH_MODULE(ProbedBlock);
 
 struct ProbedNetImpl : nn::Hookable<ProbedNetImpl, at::Tensor(at::Tensor), torch::nn::Module> {
   explicit ProbedNetImpl(int num_blocks, at::ScalarType dtype = at::kDouble)
-      : visit(std::make_shared<Visit>()), in(5, kProbedDim) {
+      : visit(std::make_shared<Visit>()),
+        visit_backward(std::make_shared<Visit>()),
+        in(5, kProbedDim) {
     register_module("in", in);
     for (int i = 0; i < num_blocks; ++i) {
-      blocks->push_back(ProbedBlock(i, visit));
+      blocks->push_back(ProbedBlock(i, visit, visit_backward));
     }
     register_module("blocks", blocks);
     to(at::kDouble);
@@ -70,6 +83,7 @@ struct ProbedNetImpl : nn::Hookable<ProbedNetImpl, at::Tensor(at::Tensor), torch
   }
   using torch::nn::Module::to;
   std::shared_ptr<Visit> visit;
+  std::shared_ptr<Visit> visit_backward;
   torch::nn::Linear in;
   torch::nn::ModuleList blocks;
   int skip_block = -1;
@@ -100,7 +114,8 @@ struct ProbedRun {
   int steps = 5;
   at::ScalarType dtype = at::kDouble;
   bool overlap = true;  ///< off: sync_runtime() before each forward, so that nothing is under way
-  bool sleeps = false;
+  bool sleeps = false;  ///< now and then, in forwards, backwards and between steps
+  int slow_rank = -1;   ///< sleeps long in the backward of the middle block
 };
 
 /// The loss of each step, then every parameter: the same on all ranks but for the losses.
@@ -111,6 +126,12 @@ inline std::vector<at::Tensor> train_probed(
   const auto sleep = std::make_shared<RandomSleep>(world->rank());
   if (run.sleeps) {
     *model->visit = [sleep](int) { sleep->pass(60); };
+    *model->visit_backward = [sleep](int) { sleep->pass(60); };
+  }
+  if (run.slow_rank == world->rank()) {
+    *model->visit_backward = [slow_block = run.num_blocks / 2](int block) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(block == slow_block ? 50 : 0));
+    };
   }
   FullyShardOptions options = run.options;
   options.units = {"blocks.*"};

@@ -1,6 +1,7 @@
 // Two tiers: what crosses between supernodes, how often, from where, and that the pipeline around
 // it changes no gradient.
-#include <cmath>
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,7 @@
 #include <torch/optim/sgd.h>
 
 #include "hypershard/core/error.h"
-#include "hypershard/core/trace.h"
-#include "hypershard/layout/bucket.h"
-#include "hypershard/shard/engine.h"
-#include "hypershard/shard/test_models.h"
+#include "hypershard/shard/test_two_tier.h"
 
 namespace hypershard::shard::test {
 namespace {
@@ -27,79 +25,65 @@ std::string name_of(const ::testing::TestParamInfo<RankBackend>& info) {
   return testing::to_text(info.param);
 }
 
-FullyShardOptions options_of(Strategy strategy, std::int64_t bucket_bytes = layout::kBucketOfOne) {
-  FullyShardOptions options = block_units();
-  options.strategy = strategy;
-  options.bucket_bytes = bucket_bytes;
-  return options;
-}
-
-/// Sums over the axis between supernodes.
-std::int64_t sent_between(const ShardedModel& sharded) {
-  std::int64_t bytes = 0;
-  const DataParallel& parallel = sharded.engine().parallel();
-  for (const auto* axes : {&parallel.cuts, &parallel.summed}) {
-    for (const DataAxis& axis : *axes) {
-      if (axis.name == parallel.replicate_axis) {
-        bytes += axis.gather->stats().sent_bytes + axis.reduce->stats().sent_bytes;
-      }
-    }
-  }
-  return bytes;
-}
-
-comm::CollectiveLog& log_between(const ShardedModel& sharded) {
-  for (const DataAxis& axis : sharded.engine().parallel().cuts) {
-    if (axis.name == sharded.engine().parallel().replicate_axis) {
-      return axis.reduce->log();
-    }
-  }
-  return sharded.engine().parallel().summed.back().reduce->log();
-}
-
 class TwoTierTest : public ::testing::TestWithParam<RankBackend> {
  protected:
+  template <class Body>
+  void run(const Tiers& tiers, const Body& body, std::uint64_t seed = 0) const {
+    testing::run_ranks(tiers.num_ranks, body, run_options(tiers, GetParam(), seed));
+  }
   /// Two supernodes of equally many ranks.
   template <class Body>
   void run(int num_ranks, const Body& body, std::uint64_t seed = 0) const {
-    testing::RunRanksOptions options{.backend = GetParam(), .seed = seed};
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      options.supernodes.push_back(rank < num_ranks / 2 ? "a" : "b");
-    }
-    testing::run_ranks(num_ranks, body, options);
+    run(Tiers{.num_ranks = num_ranks, .num_supernodes = 2}, body, seed);
   }
 };
 
-// A rank sends the gradients of its slice that the other supernode owns, and the parameters that it
-// owns itself: half of each, with accumulation or without.
+// A rank sends the gradients of its slice that other supernodes own, and the parameters that it
+// owns itself: of S supernodes (S - 1) / S of either, with accumulation or without.
 TEST_P(TwoTierTest, HierarchicalSendsEachByteOnceAStep) {
-  for (const int num_ranks : {2, 4}) {
+  struct Case {
+    Tiers tiers;
+    bool bf16_wire = false;
+  };
+  for (const Case& c :
+       {Case{{2, 2}}, Case{{4, 2}}, Case{{4, 4}}, Case{{4, 2}, true}, Case{{4, 4}, true}}) {
     for (const int num_micro : {1, 3}) {
-      run(num_ranks, [&](const std::shared_ptr<comm::World>& world) {
+      run(c.tiers, [&](const std::shared_ptr<comm::World>& world) {
+        const at::ScalarType dtype = c.bf16_wire ? at::kFloat : at::kDouble;
         Net model;
+        model->to(dtype);
+        FullyShardOptions options = tier_options(Strategy::kHierarchical);
+        if (c.bf16_wire) {
+          options.precision.wire = at::kBFloat16;
+        }
         ShardedModel sharded =
-            fully_shard(*model, make_mesh(world, 2), options_of(Strategy::kHierarchical));
+            fully_shard(*model, make_mesh(world, c.tiers.num_supernodes), options);
         torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.05));
         std::int64_t slice = 0;
         for (const auto& unit : sharded.engine().units()) {
           for (const auto& group : unit->groups()) {
-            slice += group->runtime_range().numel() * static_cast<std::int64_t>(sizeof(double));
+            slice += group->runtime_range().numel();
           }
         }
+        const auto runtime_bytes = static_cast<std::int64_t>(at::elementSize(dtype));
+        const std::int64_t wire_bytes = c.bf16_wire ? 2 : runtime_bytes;
+        const int others = c.tiers.num_supernodes - 1;
         for (int step = 0; step < 3; ++step) {
           const std::int64_t before = sent_between(sharded);
           for (int micro = 0; micro < num_micro; ++micro) {
             sharded.set_requires_all_reduce(micro + 1 == num_micro);
-            const at::Tensor batch = make_inputs(8, 5, step);
-            loss_of(model->forward(rows_of(batch, world->rank(), num_ranks))).backward();
+            const at::Tensor batch = make_inputs(8, 5, step, dtype);
+            loss_of(model->forward(rows_of(batch, world->rank(), world->size()))).backward();
           }
           optimizer.step();
           optimizer.zero_grad();
-          const std::int64_t publish =
-              step == 0 ? 0 : slice / 2;  // the first has nothing to publish
-          if (step > 0) {
-            EXPECT_EQ(sent_between(sharded) - before, slice / 2 + publish)
-                << num_ranks << " ranks, " << num_micro << " micro-batches, step " << step;
+          if (step > 0) {  // the first has nothing to publish
+            EXPECT_EQ(
+                (sent_between(sharded) - before) * c.tiers.num_supernodes,
+                others * slice * (wire_bytes + runtime_bytes)
+            ) << to_text(c.tiers)
+              << (c.bf16_wire ? " in bf16, " : ", ") << num_micro << " micro-batches, step "
+              << step;
           }
         }
         if (sharded.engine().why_not_shared().empty()) {
@@ -122,7 +106,7 @@ TEST_P(TwoTierTest, BucketsCrossInOneCollectiveEach) {
       Net oracle;
       Net model;
       ShardedModel sharded = fully_shard(
-          *model, make_mesh(world, 2), options_of(Strategy::kHierarchical, size.bucket_bytes)
+          *model, make_mesh(world, 2), tier_options(Strategy::kHierarchical, size.bucket_bytes)
       );
       for (int step = 0; step < 3; ++step) {
         const auto before = log_between(sharded).count(comm::Op::kReduceScatter);
@@ -143,14 +127,8 @@ TEST_P(TwoTierTest, NoGradientIsCopiedOnTheWay) {
     for (const int num_ranks : {2, 4}) {
       run(num_ranks, [&](const std::shared_ptr<comm::World>& world) {
         Net model;
-        ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), options_of(strategy));
+        ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), tier_options(strategy));
         const at::Tensor batch = make_inputs(8, 5, 0);
-        const auto step = [&] {
-          sharded.zero_grad();
-          sharded.reset_counters();
-          loss_of(model->forward(rows_of(batch, world->rank(), num_ranks))).backward();
-          return sharded.counters().copied_bytes;
-        };
         // Plain layers: autograd's gradient is moved into the buffer, once, and nothing else is.
         std::int64_t into_buffers = 0;
         for (const auto& unit : sharded.engine().units()) {
@@ -160,42 +138,39 @@ TEST_P(TwoTierTest, NoGradientIsCopiedOnTheWay) {
             }
           }
         }
-        EXPECT_EQ(step(), into_buffers) << to_text(strategy) << ", " << num_ranks << " ranks";
-        EXPECT_EQ(step(), into_buffers) << to_text(strategy) << ", " << num_ranks << " ranks";
+        const std::string what = to_text(strategy) + ", " + std::to_string(num_ranks) + " ranks";
+        for (int step = 0; step < 2; ++step) {
+          sharded.zero_grad();
+          sharded.reset_counters();
+          loss_of(model->forward(rows_of(batch, world->rank(), num_ranks))).backward();
+          EXPECT_EQ(sharded.counters().copied_bytes, into_buffers) << what;
+          EXPECT_EQ(sharded.counters().accumulated_bytes, 0) << what;
+        }
+        // Peers read gradients where they were written.
+        if (GetParam() == RankBackend::kLocal || GetParam() == RankBackend::kShm) {
+          const DataAxis& inside = axis_of(sharded, "shard");
+          EXPECT_EQ(inside.reduce->stats().staged_bytes, 0) << what;
+          EXPECT_EQ(inside.gather->stats().staged_bytes, 0) << what;
+        }
       });
     }
   }
 }
 
-// Micro-batches that are summed inside only, or not at all, and then cross.
-TEST_P(TwoTierTest, AccumulationModesAgree) {
-  for (const Strategy strategy : {Strategy::kHierarchical, Strategy::kHsdp, Strategy::kZero3}) {
-    for (const std::int64_t bucket : {layout::kBucketOfOne, layout::kBucketOfAll}) {
-      run(4, [&](const std::shared_ptr<comm::World>& world) {
-        for (const int mode : {0, 1, 2}) {
-          for (const int num_micro : {1, 2, 4}) {
-            Net oracle;
-            Net model;
-            ShardedModel sharded =
-                fully_shard(*model, make_mesh(world, 2), options_of(strategy, bucket));
-            const at::Tensor batch = make_inputs(16, 5, mode);
-            const auto expected =
-                reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
-            const std::int64_t rows = 16 / num_micro;
-            for (int micro = 0; micro < num_micro; ++micro) {
-              const bool last = micro + 1 == num_micro;
-              sharded.set_requires_gradient_sync(mode != 1 || last);
-              sharded.set_requires_all_reduce(mode != 2 || last);
-              const at::Tensor part = batch.narrow(0, rows * micro, rows);
-              (loss_of(model->forward(rows_of(part, world->rank(), 4))) / num_micro).backward();
-            }
-            EXPECT_LE(worst_gradient(sharded, expected), kNear)
-                << to_text(strategy) << ", mode " << mode << ", " << num_micro << " micro-batches";
-          }
-        }
-      });
+// By how much the gradients of two blocks differ at least, beside the larger.
+double least_difference(const std::map<std::string, at::Tensor>& gradients, int num_blocks) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const char* parameter : {".a.weight", ".a.bias", ".b.weight", ".b.bias"}) {
+    for (int i = 0; i < num_blocks; ++i) {
+      for (int j = 0; j < i; ++j) {
+        const at::Tensor& x = gradients.at("blocks." + std::to_string(i) + parameter);
+        const at::Tensor& y = gradients.at("blocks." + std::to_string(j) + parameter);
+        const double size = std::max(x.norm().item<double>(), y.norm().item<double>());
+        least = std::min(least, (x - y).norm().item<double>() / size);
+      }
     }
   }
+  return least;
 }
 
 // Six equal layers with clearly different gradients, whatever the depths and whoever is late.
@@ -210,7 +185,7 @@ TEST_P(TwoTierTest, EqualLayersKeepTheirOwnGradients) {
               const NetOptions shape{.num_blocks = 6};
               Net oracle(shape);
               Net model(shape);
-              FullyShardOptions options = options_of(Strategy::kHierarchical, bucket);
+              FullyShardOptions options = tier_options(Strategy::kHierarchical, bucket);
               options.gradient_buffers = depth;
               const ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), options);
               for (int step = 0; step < 4; ++step) {
@@ -218,6 +193,7 @@ TEST_P(TwoTierTest, EqualLayersKeepTheirOwnGradients) {
                 const at::Tensor batch = make_inputs(8, 5, step);
                 const auto expected =
                     reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
+                EXPECT_GT(least_difference(expected, shape.num_blocks), 1e-3);
                 loss_of(model->forward(rows_of(batch, world->rank(), num_ranks))).backward();
                 EXPECT_LE(worst_gradient(sharded, expected), kNear)
                     << "depth " << depth << ", bucket " << bucket;
@@ -236,7 +212,7 @@ TEST_P(TwoTierTest, BucketOfAFailedBackwardIsGivenUp) {
     Net oracle;
     Net model;
     ShardedModel sharded = fully_shard(
-        *model, make_mesh(world, 2), options_of(Strategy::kHierarchical, layout::kBucketOfAll)
+        *model, make_mesh(world, 2), tier_options(Strategy::kHierarchical, layout::kBucketOfAll)
     );
     const at::Tensor batch = make_inputs(8, 5, 0);
     const auto expected =
@@ -257,65 +233,51 @@ TEST_P(TwoTierTest, BucketOfAFailedBackwardIsGivenUp) {
   });
 }
 
-// The wire rounds each supernode's sum once, and runs agree to the bit.
-TEST_P(TwoTierTest, GradientsMayTravelInBf16) {
-  run(4, [&](const std::shared_ptr<comm::World>& world) {
-    std::vector<at::Tensor> first;
-    for (int attempt = 0; attempt < 2; ++attempt) {
-      Net exact_model;
-      Net model;
-      exact_model->to(at::kFloat);
-      model->to(at::kFloat);
-      ShardedModel exact =
-          fully_shard(*exact_model, make_mesh(world, 2), options_of(Strategy::kHierarchical));
-      FullyShardOptions options = options_of(Strategy::kHierarchical, layout::kBucketOfAll);
-      options.precision.wire = at::kBFloat16;
-      ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), options);
-      const at::Tensor batch = rows_of(make_inputs(8, 5, 0, at::kFloat), world->rank(), 4);
-      loss_of(exact_model->forward(batch)).backward();
-      loss_of(model->forward(batch)).backward();
-      double largest_difference = 0;
-      for (const auto& item : model->named_parameters()) {
-        const at::Tensor a = exact.full_gradient(item.key());
-        const at::Tensor b = sharded.full_gradient(item.key());
-        const double scale = a.abs().max().item<double>();
-        const double difference = (a - b).abs().max().item<double>();
-        EXPECT_LE(difference, scale / 64) << item.key();
-        largest_difference = std::max(largest_difference, difference);
-        if (attempt == 0) {
-          first.push_back(b.clone());
-        } else {
-          EXPECT_TRUE(at::equal(first.front(), b)) << item.key();
-          first.erase(first.begin());
-        }
-      }
-      EXPECT_GT(largest_difference, 0);  // it did travel in bf16
+// A sum in bf16 rounds each rank's gradient, the wire each supernode's sum, either a few times; and
+// runs agree to the bit.
+void expect_near_in_bf16(
+    const std::shared_ptr<comm::World>& world, Strategy strategy, const MixedPrecision& precision
+) {
+  std::vector<at::Tensor> first;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    Net exact_model;
+    Net model;
+    exact_model->to(at::kFloat);
+    model->to(at::kFloat);
+    const comm::ProcessMesh mesh = make_mesh(world, 2);
+    const ShardedModel exact = fully_shard(*exact_model, mesh, tier_options(strategy));
+    FullyShardOptions options = tier_options(strategy, layout::kBucketOfAll);
+    options.precision = precision;
+    const ShardedModel sharded = fully_shard(*model, mesh, options);
+    const at::Tensor batch = rows_of(make_inputs(8, 5, 0, at::kFloat), world->rank(), 4);
+    loss_of(exact_model->forward(batch)).backward();
+    loss_of(model->forward(batch)).backward();
+    double largest_difference = 0;
+    std::vector<at::Tensor> found;
+    for (const auto& item : model->named_parameters()) {
+      const at::Tensor a = exact.full_gradient(item.key());
+      const at::Tensor b = sharded.full_gradient(item.key());
+      const double scale = a.abs().max().item<double>();
+      const double difference = (a - b).abs().max().item<double>();
+      EXPECT_LE(difference, scale / 64) << to_text(strategy) << ", " << item.key();
+      largest_difference = std::max(largest_difference, difference);
+      found.push_back(b.clone());
     }
-  });
+    EXPECT_GT(largest_difference, 0) << "it did travel in bf16";
+    first = attempt == 0 ? found : first;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(at::equal(first[i], found[i])) << to_text(strategy) << ", parameter " << i;
+    }
+  }
 }
 
-TEST_P(TwoTierTest, TraceShowsWhatIsBetweenSupernodes) {
-  if (GetParam() == RankBackend::kShm) {
-    GTEST_SKIP() << "the trace is of one process";
-  }
-  start_trace();
-  run(4, [&](const std::shared_ptr<comm::World>& world) {
-    Net model;
-    const ShardedModel sharded =
-        fully_shard(*model, make_mesh(world, 2), options_of(Strategy::kHierarchical));
-    const at::Tensor batch = make_inputs(8, 5, 0);
-    loss_of(model->forward(rows_of(batch, world->rank(), 4))).backward();
+TEST_P(TwoTierTest, GradientsMayTravelInBf16) {
+  run(4, [](const std::shared_ptr<comm::World>& world) {
+    for (const Strategy strategy : {Strategy::kHierarchical, Strategy::kHsdp, Strategy::kDdp}) {
+      expect_near_in_bf16(world, strategy, {.wire = at::kBFloat16});
+      expect_near_in_bf16(world, strategy, {.reduce = at::kBFloat16});
+    }
   });
-  stop_trace();
-  const std::string json = trace_json();
-  for (const char* part :
-       {"\"between supernodes",
-        "backward blocks.1",
-        "reduce blocks.1",
-        "\"ph\":\"s\"",
-        "\"ph\":\"f\""}) {
-    EXPECT_NE(json.find(part), std::string::npos) << part;
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, TwoTierTest, ::testing::ValuesIn(all_backends()), name_of);

@@ -25,10 +25,12 @@ Unit::Unit(
       pool_(pool),
       counters_(counters) {}
 
-bool Unit::gathers() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) {
-    return g->mode() == RuntimeMode::kGathered;
-  });
+std::int64_t Unit::whole_bytes(RuntimeMode mode) const {
+  std::int64_t bytes = 0;
+  for (const auto& group : groups_) {
+    bytes += group->mode() == mode ? align_bytes(group->whole_compute_bytes()) : 0;
+  }
+  return bytes;
 }
 
 bool Unit::has_trainable() const {
@@ -49,47 +51,62 @@ void Unit::start_unshard() {
   if (state_ != UnitState::kSharded) {
     return;
   }
-  std::int64_t compute_bytes = 0;
   std::int64_t storage_bytes = 0;
   for (const auto& group : groups_) {
-    if (group->mode() == RuntimeMode::kGathered) {
-      compute_bytes += align_bytes(group->whole_compute_bytes());
-      storage_bytes += group->dtypes().storage == group->dtypes().compute
-                           ? 0
-                           : align_bytes(group->whole_storage_bytes());
-    }
+    const bool casts = group->gathers() && group->dtypes().storage != group->dtypes().compute;
+    storage_bytes += casts ? align_bytes(group->whole_storage_bytes()) : 0;
   }
-  if (compute_bytes > 0) {
-    compute_buffer_ = pool_->acquire(compute_bytes, c10::Device(c10::kCPU));
+  if (const std::int64_t bytes = whole_bytes(RuntimeMode::kPooled); bytes > 0) {
+    shared_buffer_ = &shared_pool_->acquire(index_);
+  }
+  if (const std::int64_t bytes = whole_bytes(RuntimeMode::kGathered); bytes > 0) {
+    compute_buffer_ = pool_->acquire(bytes, c10::Device(c10::kCPU));
   }
   if (storage_bytes > 0) {
     storage_buffer_ = pool_->acquire(storage_bytes, c10::Device(c10::kCPU));
   }
   unshard_span_.begin();
-  auto works = std::make_shared<WorkSet>();
+  start_gathers();
+  state_ = UnitState::kUnsharding;
+  ++counters_->unshards;
+}
+
+// Later stages run group by group, so the last group of a shared buffer lands it for all of them.
+void Unit::start_gathers() {
+  std::vector<std::vector<StagedWork::Stage>> works;
+  std::vector<StagedWork::Stage>* last_shared = nullptr;
+  std::int64_t shared_at = 0;
   std::int64_t compute_at = 0;
   std::int64_t storage_at = 0;
+  works.reserve(groups_.size());
   for (const auto& group : groups_) {
-    if (group->mode() != RuntimeMode::kGathered || group->packing().numel == 0) {
+    if (!group->gathers() || group->packing().numel == 0) {
       continue;
     }
-    const at::Tensor compute = compute_buffer_.narrow(0, compute_at, group->whole_compute_bytes());
-    compute_at += align_bytes(group->whole_compute_bytes());
+    const bool is_shared = group->mode() == RuntimeMode::kPooled;
+    std::int64_t& at = is_shared ? shared_at : compute_at;
+    const at::Tensor& memory = is_shared ? shared_buffer_->write : compute_buffer_;
+    const at::Tensor compute = memory.narrow(0, at, group->whole_compute_bytes());
+    at += align_bytes(group->whole_compute_bytes());
     at::Tensor storage = compute;
     if (group->dtypes().storage != group->dtypes().compute) {
       storage = storage_buffer_.narrow(0, storage_at, group->whole_storage_bytes());
       storage_at += align_bytes(group->whole_storage_bytes());
     }
-    std::vector<StagedWork::Stage> stages;
-    group->add_unshard_stages(stages, storage, compute);
-    works->add(std::move(stages));
+    group->add_unshard_stages(works.emplace_back(), storage, compute);
+    last_shared = is_shared ? &works.back() : last_shared;
   }
-  if (!works->empty()) {
-    unshard_ = std::move(works);
-    unshard_->start();
+  if (last_shared != nullptr) {
+    last_shared->push_back([this] { return shared_pool_->land(path_); });
   }
-  state_ = UnitState::kUnsharding;
-  ++counters_->unshards;
+  if (works.empty()) {
+    return;
+  }
+  unshard_ = std::make_shared<WorkSet>();
+  for (auto& stages : works) {
+    unshard_->add(std::move(stages));
+  }
+  unshard_->start();
 }
 
 void Unit::finish_unshard() {
@@ -100,17 +117,19 @@ void Unit::finish_unshard() {
   if (unshard_) {
     unshard_->wait();
   }
-  std::int64_t at = 0;
+  std::int64_t shared_at = 0;
+  std::int64_t compute_at = 0;
+  const at::Tensor shared = shared_buffer_ == nullptr ? at::Tensor() : shared_buffer_->read;
   for (const auto& group : groups_) {
-    if (group->mode() == RuntimeMode::kGathered) {
-      group->attach(
-          compute_buffer_.defined() ? compute_buffer_.narrow(0, at, group->whole_compute_bytes())
-                                    : at::Tensor()
-      );
-      at += align_bytes(group->whole_compute_bytes());
-    } else {
+    const bool is_shared = group->mode() == RuntimeMode::kPooled;
+    const at::Tensor& memory = is_shared ? shared : compute_buffer_;
+    if (!group->gathers() || !memory.defined()) {
       group->attach({});
+      continue;
     }
+    std::int64_t& at = is_shared ? shared_at : compute_at;
+    group->attach(memory.narrow(0, at, group->whole_compute_bytes()));
+    at += align_bytes(group->whole_compute_bytes());
   }
   state_ = UnitState::kUnsharded;
   unshard_span_.end(TraceLane::kUnshard, "unshard ", path_);
@@ -129,6 +148,9 @@ void Unit::reshard() {
   if (unshard_) {
     unshard_->wait_released();
     unshard_ = nullptr;
+  }
+  if (shared_buffer_ != nullptr) {
+    shared_pool_->release(*std::exchange(shared_buffer_, nullptr));
   }
   if (storage_buffer_.defined()) {
     pool_->release(std::exchange(storage_buffer_, at::Tensor()));
@@ -155,6 +177,22 @@ comm::WorkPtr Unit::start_publish() {
   }
   work->start();
   return work;
+}
+
+std::int64_t Unit::publish_bytes() const {
+  std::int64_t total = 0;
+  for (const auto& group : groups_) {
+    total += group->publish_bytes();
+  }
+  return total;
+}
+
+std::int64_t Unit::crossing_bytes() const {
+  std::int64_t total = 0;
+  for (const auto& group : groups_) {
+    total += group->crossing_bytes();
+  }
+  return total;
 }
 
 std::int64_t Unit::gradient_bytes() const {

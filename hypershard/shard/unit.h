@@ -11,6 +11,7 @@
 #include "hypershard/shard/buffer_pool.h"
 #include "hypershard/shard/gradient_buffers.h"
 #include "hypershard/shard/group.h"
+#include "hypershard/shard/shared_unit_pool.h"
 #include "hypershard/shard/staged_work.h"
 #include "hypershard/shard/unit_reduction.h"
 
@@ -45,8 +46,10 @@ class Unit {
   bool is_root() const { return is_root_; }
   const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
   UnitState state() const { return state_; }
-  /// Tells whether some group must be made whole by communication.
-  bool gathers() const;
+  /// Bytes of the buffer in which the groups of a mode are made whole.
+  std::int64_t whole_bytes(RuntimeMode mode) const;
+  /// Where groups of kPooled are made whole; to be called once, before any is.
+  void set_shared_pool(SharedUnitPool* pool) { shared_pool_ = pool; }
   bool has_trainable() const;
   bool has_frozen() const;
   /// Tells whether some group lies in memory that other ranks write.
@@ -67,6 +70,10 @@ class Unit {
   void write_runtime();
   /// Starts to gather what other ranks' update parameters say of it.
   comm::WorkPtr start_publish();
+  /// Bytes of its runtime parameters on this rank, and of its sums, that cross supernodes to be
+  /// gathered and scattered there. Equal on all ranks of the plan axes.
+  std::int64_t publish_bytes() const;
+  std::int64_t crossing_bytes() const;
 
   // --- gradients
   std::int64_t gradient_bytes() const;
@@ -95,14 +102,18 @@ class Unit {
   std::uint64_t backward_flow = 0;  ///< names the arrow from its last backward to its reduction
 
  private:
+  void start_gathers();
+
   int index_;
   std::string path_;
   bool is_root_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   BufferPool* pool_;
+  SharedUnitPool* shared_pool_ = nullptr;
   Counters* counters_;
 
   UnitState state_ = UnitState::kSharded;
+  const SharedUnitPool::Buffer* shared_buffer_ = nullptr;
   at::Tensor compute_buffer_;
   at::Tensor storage_buffer_;
   OpenSpan unshard_span_;

@@ -28,6 +28,14 @@ void UnitReduction::start_plan() {
   step_ = Step::kPlan;
 }
 
+void UnitReduction::start_join() {
+  keep_works();
+  for (GroupReduction& each : groups_) {
+    each.group->join_inside(each);
+  }
+  step_ = Step::kJoin;
+}
+
 void UnitReduction::finish() {
   keep_works();
   for (GroupReduction& each : groups_) {
@@ -76,7 +84,7 @@ void UnitReduction::wait() {
 void UnitReduction::keep_works() {
   for (GroupReduction& each : groups_) {
     if (each.work) {
-      read_.push_back(std::move(each.work));
+      (step_ == Step::kInside ? read_inside_ : read_).push_back(std::move(each.work));
       each.work = nullptr;
     }
   }
@@ -93,10 +101,23 @@ bool UnitReduction::has_left_buffer() const {
 }
 
 void UnitReduction::wait_released() {
-  for (const comm::WorkPtr& work : read_) {
+  for (auto* works : {&read_inside_, &read_}) {
+    for (const comm::WorkPtr& work : *works) {
+      work->wait_released();
+    }
+    works->clear();
+  }
+}
+
+void UnitReduction::wait_left() {
+  if (!leaves_early()) {
+    wait_released();
+    return;
+  }
+  for (const comm::WorkPtr& work : read_inside_) {
     work->wait_released();
   }
-  read_.clear();
+  read_inside_.clear();
 }
 
 }  // namespace hypershard::shard

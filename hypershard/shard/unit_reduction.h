@@ -37,6 +37,7 @@ enum class Rest : std::uint8_t {
 struct GroupReduction {
   ParamGroup* group = nullptr;
   at::Tensor sum;    ///< 1-D, reduce dtype: what is summed so far, at first the gradient buffer
+  at::Tensor whole;  ///< the gradient buffer, if the sum is to be joined there
   at::Tensor slice;  ///< where the sum inside the supernode is to go; undefined: in place
   comm::WorkPtr work;
   double divisor = 1;
@@ -49,12 +50,13 @@ struct GroupReduction {
 ///
 /// NOTE [steps of a reduction]: every collective starts in the order of the units, on all ranks
 /// alike: those inside the supernode when the unit posts; those between supernodes once the sums
-/// inside are complete for this unit, all before it and all of its bucket; sums over plan axes and
-/// what follows, once those between supernodes are. So a unit that is on the slow link holds back
-/// nothing but what needs its result.
+/// inside are complete for this unit, all before it and all of its bucket; sums over plan axes,
+/// then gathers of what all ranks of the supernode are to have whole, and what follows, once those
+/// between supernodes are. So a unit that is on the slow link holds back nothing but what needs its
+/// result.
 class UnitReduction {
  public:
-  enum class Step : std::uint8_t { kInside, kWaiting, kBetween, kPlan, kFinished };
+  enum class Step : std::uint8_t { kInside, kWaiting, kBetween, kPlan, kJoin, kFinished };
 
   explicit UnitReduction(Unit* unit) : unit_(unit) { span_.begin(); }
 
@@ -70,6 +72,8 @@ class UnitReduction {
   void crosses() { step_ = Step::kBetween; }
   /// Starts the sums over plan axes.
   void start_plan();
+  /// Starts to join what is cut among the ranks of the supernode only to cross.
+  void start_join();
   /// Brings the sums to rest as gradients of the update tensors.
   void finish();
 
@@ -85,6 +89,8 @@ class UnitReduction {
   void set_held_up(bool held_up) { held_up_ = held_up; }
   /// Waits until peers have read this rank's gradients; for one that has left its buffer.
   void wait_released();
+  /// The same as far as its gradient buffer goes.
+  void wait_left();
 
   /// Shows in the trace that the sums inside the supernode are complete, and what follows as done.
   void trace_inside();
@@ -99,7 +105,9 @@ class UnitReduction {
   OpenSpan span_;  // of what is under way: inside the supernode, then beyond
   std::uint64_t flow_ = 0;
   c10::SmallVector<GroupReduction, 2> groups_;
-  c10::SmallVector<comm::WorkPtr, 2> read_;  // complete, but peers may still read the buffer
+  // Complete, but peers may still read what they summed: the buffer, or memory beyond it.
+  c10::SmallVector<comm::WorkPtr, 2> read_inside_;
+  c10::SmallVector<comm::WorkPtr, 2> read_;
   Step step_ = Step::kInside;
   bool held_up_ = false;
 };
