@@ -4,7 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
 #include "hypershard/core/error.h"
+#include "hypershard/dtensor/op_rules.h"
 #include "hypershard/dtensor/test_layouts.h"
 #include "hypershard/testing/run_ranks.h"
 #include "hypershard/testing/tensor_matchers.h"
@@ -151,6 +155,14 @@ TEST(FromLocalTest, PiecesOfAnySizeGiveTheSameShapeOnEveryRank) {
   expect_pieces({2, 2}, {{kRows, kRows}, {1, 0}}, {1, 4, 0, 2});
   expect_pieces({2, 2}, {{kWhole, kRows}}, {1, 4});
   expect_pieces({2, 2}, {{kRows, kWhole}}, {5, 2});
+  expect_pieces({3, 1}, {{kRows, kWhole}}, {4, 0, 2});
+  expect_pieces({3, 1}, {{kRows, kRows}}, {1, 5, 3});
+  expect_pieces({3, 1}, {{kRows, kRows}, {1, 0}}, {1, 5, 3});
+  expect_pieces({3, 1}, {{kWhole, kRows}}, {6});
+  expect_pieces({1, 4}, {{kWhole, kRows}}, {3, 0, 5, 1});
+  expect_pieces({1, 4}, {{kRows, kRows}}, {0, 2, 0, 7});
+  expect_pieces({1, 4}, {{kRows, kRows}, {1, 0}}, {0, 2, 0, 7});
+  expect_pieces({1, 4}, {{kRows, kWhole}}, {5});
 }
 
 TEST(FromLocalTest, SizesOfTwoDimensionsAreFoundTogether) {
@@ -234,6 +246,47 @@ TEST(DTensorTest, ChangingShapesMakeNoNewCommunicators) {
       }
     }
     EXPECT_LT(text_size(), settled + 64);
+  });
+}
+
+// Layouts do not depend on numbers, so nothing is kept for one.
+TEST(DTensorTest, ChangingScalarsLeaveNothingBehind) {
+  run_ranks(4, [](const std::shared_ptr<comm::World>& world) {
+    const auto mesh = process_mesh(world, {2, 2});
+    const auto clamp = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clamp", "");
+    const at::Tensor whole = numbers({6, 3});
+    const DTensor tensor = distribute(whole, {{kRows, kRows}}, mesh);
+    const std::vector<TensorSpec> specs = {tensor.spec()};
+    const std::size_t num_rules = ruled_operators().size();
+    const auto both = mesh->axes(std::vector<std::string>{"a", "b"});
+    const auto num_collectives = [&] {
+      return mesh->axis("a")->log().size() + mesh->axis("b")->log().size() + both->log().size();
+    };
+    const std::uint64_t before = num_collectives();
+    std::uint64_t per_step = 0;
+    std::size_t settled = 0;
+    for (int step = 1; step <= 200; ++step) {
+      const double bound = 0.05 * step;
+      const std::vector<c10::IValue> arguments = {tensor.to_local(), -bound, bound};
+      const Verdict verdict = propagate({clamp, arguments, specs}, mesh->mesh());
+      ASSERT_FALSE(verdict.refusal.has_value()) << step;
+      EXPECT_EQ(verdict.outputs, specs);
+      const DTensor clamped(
+          at::clamp(tensor.to_local() * (0.1 * step), -bound, bound), tensor.spec(), mesh
+      );
+      const DTensor moved = clamped.redistribute({{Placement::shard(1), kWhole}});
+      EXPECT_TENSORS_EQUAL(moved.full_tensor(), at::clamp(whole * (0.1 * step), -bound, bound));
+      if (step == 1) {
+        per_step = num_collectives() - before;
+      }
+      if (step == 20) {
+        settled = world->last_collectives().size();
+      }
+      // No step does less than the first because of it.
+      ASSERT_EQ(num_collectives() - before, per_step * static_cast<std::uint64_t>(step));
+    }
+    EXPECT_EQ(ruled_operators().size(), num_rules);
+    EXPECT_LT(world->last_collectives().size(), settled + 64);
   });
 }
 

@@ -256,6 +256,7 @@ TEST(RedistributePairsSweepTest, EverySizeOnTwoAxes) {
   for (std::int64_t size = 0; size <= 17; ++size) {
     expect_all_pairs({2, 2}, {size}, {.deadline_s = 300});
     expect_all_pairs({1, 4}, {size}, {.deadline_s = 300});
+    expect_all_pairs({3, 1}, {size}, {.deadline_s = 300});
   }
 }
 

@@ -8,6 +8,7 @@
 #include "hypershard/nn/embedding.h"
 #include "hypershard/nn/rms_norm.h"
 #include "hypershard/nn/rotary.h"
+#include "hypershard/nn/row_part.h"
 #include "hypershard/nn/swiglu.h"
 
 namespace hypershard::nn {
@@ -15,10 +16,16 @@ namespace {
 
 using dtensor::property::Arguments;
 using dtensor::property::CheckResult;
+using dtensor::property::Compare;
 using dtensor::property::Draw;
+using dtensor::property::Offsets;
+using dtensor::property::placed;
 using dtensor::property::RuleCase;
 using dtensor::property::RuleCases;
 using dtensor::property::Sizes;
+using dtensor::property::Tensors;
+
+constexpr std::int64_t kClasses = 7;
 
 RuleCases layer_cases() {
   return {
@@ -33,7 +40,38 @@ RuleCases layer_cases() {
       {"hypershard::cross_entropy_forward",
        [](Draw& d) {
          const std::int64_t rows = d.even();
-         return Arguments{d.real({rows, 7}), d.whole_numbers({rows}, 7)};
+         return Arguments{d.real({rows, kClasses}), d.whole_numbers({rows}, kClasses)};
+       }},
+      // What ranks exchange is not simulated: values are compared in row_part_test.cpp.
+      {"hypershard::cross_entropy_part_forward",
+       [](Draw& d) {
+         const std::int64_t rows = d.even();
+         std::vector<int> axes;  // on which the projection's rows are cut
+         for (const int axis : {0, 1}) {
+           if (d.flag()) {
+             axes.push_back(axis);
+           }
+         }
+         const auto part = [axes](const Tensors& local, const Offsets& offsets) {
+           return c10::IValue(c10::make_intrusive<RowPart>(
+               offsets[0][1], local[0].size(1), kClasses, axes, nullptr
+           ));
+         };
+         return Arguments{
+             d.real({rows, kClasses}), d.whole_numbers({rows}, kClasses), placed(part)
+         };
+       },
+       Compare::kShapes},
+      {"hypershard::embedding_forward",
+       [](Draw& d) {
+         const std::int64_t rows = d.even();
+         const Sizes indices = d.shape(1);
+         const auto first_row = [](const Tensors&, const Offsets& offsets) {
+           return c10::IValue(offsets[0][0]);
+         };
+         return Arguments{
+             d.real({rows, d.even()}), d.whole_numbers(indices, rows), placed(first_row)
+         };
        }},
       {"hypershard::embedding_forward",
        [](Draw& d) {
@@ -68,6 +106,8 @@ void call_every_layer() {
   EXPECT_EQ(nn::embedding(one.view({1, 8}), at::zeros({2}, at::kLong)).dim(), 2);
   EXPECT_EQ(swiglu(one, one).dim(), 4);
   EXPECT_EQ(cross_entropy(one.view({1, 8}), at::zeros({1}, at::kLong)).dim(), 0);
+  const auto part = c10::make_intrusive<RowPart>(0, 8, 9, std::vector<int>{0}, nullptr);
+  EXPECT_EQ(cross_entropy(one.view({1, 8}), at::zeros({1}, at::kLong), part).dim(), 0);
 }
 
 TEST(LayerRulesTest, AcceptedLayoutsGatherToThePlainResult) {

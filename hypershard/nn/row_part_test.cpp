@@ -2,16 +2,21 @@
 #include "hypershard/nn/row_part.h"
 
 #include <cmath>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "hypershard/comm/communicator.h"
 #include "hypershard/comm/world.h"
 #include "hypershard/core/error.h"
+#include "hypershard/dtensor/op_rules.h"
+#include "hypershard/dtensor/redistribute.h"
 #include "hypershard/layout/sharding.h"
 #include "hypershard/nn/cross_entropy.h"
 #include "hypershard/nn/embedding.h"
@@ -231,6 +236,74 @@ TEST(RowPartTest, ColumnsAreGatheredInTheOrderOfTheRows) {
       const auto part = part_of(*world, total);
       const auto whole = random_tensor({2, 3, total}, at::kFloat, 1);
       EXPECT_TRUE(same_bits(gather_columns(columns_of(whole, *part), *part), whole));
+    }
+  });
+}
+
+/// Logits [rows, classes] and targets [rows] on two axes, and the axes that cut the projection.
+struct CutLogits {
+  layout::Placement first;
+  layout::Placement second;
+  std::vector<int> axes;
+};
+
+TEST(CrossEntropyPartRuleTest, ResultsLieAsTheRuleSays) {
+  using layout::Layout;
+  using layout::Placement;
+  constexpr std::int64_t kRows = 8;
+  constexpr std::int64_t kClasses = 7;
+  const Placement whole = Placement::replicate();
+  const Placement rows = Placement::shard(0);
+  const Placement classes = Placement::shard(1);
+  const std::vector<CutLogits> cases = {
+      {whole, classes, {1}},
+      {classes, whole, {0}},
+      {rows, classes, {1}},
+      {classes, rows, {0}},
+      {classes, classes, {0, 1}},
+      {rows, whole, {}},
+      {rows, rows, {}}
+  };
+  const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("hypershard::cross_entropy_part_forward", "");
+  const auto all_logits = random_tensor({kRows, kClasses}, at::kDouble, 1);
+  const auto all_targets = at::arange(kRows, at::kLong).mul(3).remainder(kClasses);
+  run_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
+    const auto mesh = std::make_shared<const comm::ProcessMesh>(
+        world, layout::DeviceMesh({{"a", 2}, {"b", 2}}, world->topology())
+    );
+    const std::vector<std::string> names = {"a", "b"};
+    for (const CutLogits& cut : cases) {
+      const layout::TensorSpec logits{{kRows, kClasses}, {{cut.first, cut.second}}};
+      layout::TensorSpec targets{{kRows}, {{cut.first, cut.second}}};
+      for (Placement& placement : targets.layout.placements) {
+        placement = placement == classes ? whole : placement;
+      }
+      const auto begin = layout::local_offset(logits, mesh->mesh(), world->rank());
+      const auto size = layout::local_shape(logits, mesh->mesh(), world->rank());
+      std::vector<std::string> cut_by;
+      for (const int axis : cut.axes) {
+        cut_by.push_back(names[static_cast<std::size_t>(axis)]);
+      }
+      const auto part = c10::make_intrusive<RowPart>(
+          begin[1], size[1], kClasses, cut.axes, cut_by.empty() ? nullptr : mesh->axes(cut_by)
+      );
+      std::vector<c10::IValue> stack = {
+          all_logits.narrow(0, begin[0], size[0]).narrow(1, begin[1], size[1]).clone(),
+          all_targets.narrow(0, begin[0], size[0]).clone(),
+          part
+      };
+      const std::vector<layout::TensorSpec> specs = {logits, targets};
+      const auto verdict = dtensor::propagate({op, stack, specs}, mesh->mesh());
+      ASSERT_FALSE(verdict.refusal.has_value()) << verdict.refusal->what;
+      op.callBoxed(&stack);
+      const Layout everywhere = layout::replicated_layout(mesh->mesh());
+      const auto whole_of = [&](std::size_t i) {
+        return dtensor::redistribute(stack[i].toTensor(), verdict.outputs[i], everywhere, mesh);
+      };
+      const auto text = to_text(logits.layout, mesh->mesh());
+      EXPECT_TRUE(near(whole_of(0), cross_entropy(all_logits, all_targets), 1e-14)) << text;
+      EXPECT_TRUE(near(whole_of(1), at::logsumexp(all_logits, {1}), 1e-14)) << text;
     }
   });
 }

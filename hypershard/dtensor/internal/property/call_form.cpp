@@ -83,7 +83,7 @@ CallForm::CallForm(const c10::OperatorHandle& op, const Arguments& arguments) {
   whole_ = tensors_of(values_);
 }
 
-Stack CallForm::with(const Tensors& tensors) const {
+Stack CallForm::with(const Tensors& tensors, const Offsets& offsets) const {
   Stack stack = values_;
   std::size_t next = 0;
   for (std::size_t i = 0; i < stack.size(); ++i) {
@@ -101,7 +101,7 @@ Stack CallForm::with(const Tensors& tensors) const {
   }
   for (std::size_t i = 0; i < stack.size(); ++i) {
     if (makers_[i]) {
-      stack[i] = makers_[i](tensors);
+      stack[i] = makers_[i](tensors, offsets);
     }
   }
   return stack;

@@ -24,12 +24,13 @@ class CallForm {
   /// Lists the defined tensors of the arguments, in order.
   const Tensors& whole() const { return whole_; }
 
-  /// Puts `tensors` in place of the whole ones, and sizes made from them.
-  Stack with(const Tensors& tensors) const;
+  /// Puts `tensors`, which begin at `offsets`, in place of the whole ones, and what is made from
+  /// them.
+  Stack with(const Tensors& tensors, const Offsets& offsets) const;
 
  private:
   std::vector<c10::IValue> values_;
-  std::vector<std::function<c10::IValue(const Tensors&)>> makers_;
+  std::vector<std::function<c10::IValue(const Tensors&, const Offsets&)>> makers_;
   Tensors whole_;
 };
 

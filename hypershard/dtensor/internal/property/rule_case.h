@@ -15,8 +15,11 @@ namespace hypershard::dtensor::property {
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
+/// Where each of a rank's tensors begins in its whole, by dimension.
+using Offsets = std::vector<Sizes>;
+
 /// One argument: a constant, a tensor (whole, to be cut), a list of tensors, or what the model
-/// would compute from its own tensors (sizes).
+/// would compute from its own tensors (sizes) or knows of their places.
 struct Argument {
   Argument(c10::IValue constant) : value(std::move(constant)) {}      // NOLINT: implicit
   Argument(at::Tensor tensor) : value(std::move(tensor)) {}           // NOLINT: implicit
@@ -28,10 +31,11 @@ struct Argument {
   Argument(bool flag) : value(flag) {}                                // NOLINT: implicit
   Argument(const char* text) : value(std::string(text)) {}            // NOLINT: implicit
   Argument(std::function<c10::IValue(const Tensors&)> made)           // NOLINT: implicit
-      : from_tensors(std::move(made)) {}
+      : from_tensors([made = std::move(made)](const Tensors& t, const Offsets&) { return made(t); }
+        ) {}
 
   c10::IValue value;
-  std::function<c10::IValue(const Tensors&)> from_tensors;
+  std::function<c10::IValue(const Tensors&, const Offsets&)> from_tensors;
   std::string name;  ///< for arguments out of order
 };
 
@@ -47,6 +51,13 @@ inline Argument sizes(std::function<Sizes(const Tensors&)> made) {
   return std::function<c10::IValue(const Tensors&)>([made = std::move(made)](const Tensors& t) {
     return c10::IValue(made(t));
   });
+}
+
+/// What a rank knows of its tensors `t` and of where they begin.
+inline Argument placed(std::function<c10::IValue(const Tensors&, const Offsets&)> made) {
+  Argument argument = none();
+  argument.from_tensors = std::move(made);
+  return argument;
 }
 
 /// Draws arguments. Sizes are small; some are 1, uneven or 0.

@@ -13,6 +13,7 @@ struct CheckResult {
   int partial = 0;   ///< of these, with a Partial operand
   int refused = 0;
   int written = 0;    ///< in-place forms that ran and were compared
+  int filled = 0;     ///< out forms that wrote what the operator returned
   std::string fault;  ///< the first one; empty if there is none
 };
 

@@ -33,6 +33,7 @@ std::vector<std::pair<std::string, DeviceMesh>> meshes() {
 TEST(RulePropertyTest, AcceptedLayoutsGatherToThePlainResult) {
   std::map<std::string, std::map<std::string, CheckResult>> by_op;
   int written = 0;
+  int filled = 0;
   for (const auto& [mesh_name, mesh] : meshes()) {
     for (const RuleCase& rule_case : all_rule_cases()) {
       const CheckResult result = check_rule(rule_case, mesh, kDraws, kEnough);
@@ -42,6 +43,7 @@ TEST(RulePropertyTest, AcceptedLayoutsGatherToThePlainResult) {
       sum.partial += result.partial;
       sum.refused += result.refused;
       written += result.written;
+      filled += result.filled;
     }
   }
   int covered = 0;
@@ -57,11 +59,13 @@ TEST(RulePropertyTest, AcceptedLayoutsGatherToThePlainResult) {
   RecordProperty("covered", covered);
   EXPECT_GE(covered, kLeastCovered);
   EXPECT_GT(written, 500) << "in-place forms are met too";
+  EXPECT_GT(filled, 9000) << "and out forms";
   std::printf(
-      "%d operators covered, %d pass Partial on, %d in-place calls\n",
+      "%d operators covered, %d pass Partial on, %d in-place calls, %d out calls\n",
       covered,
       passes_partial,
-      written
+      written,
+      filled
   );
 }
 
