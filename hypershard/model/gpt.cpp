@@ -13,8 +13,23 @@
 #include "hypershard/nn/cross_entropy.h"
 #include "hypershard/nn/init.h"
 #include "hypershard/nn/recompute.h"
+#include "hypershard/plan/whole_dimension.h"
 
 namespace hypershard::model {
+namespace {
+
+// Refuses a plan that cuts positions, on all ranks alike.
+at::Tensor embed_whole(nn::Embedding& embed, const at::Tensor& tokens) {
+  const plan::WholeDimensionScope positions(
+      /*dim=*/1,
+      "model.gpt's cache of keys and values",
+      "sample under a plan without `sequence`; `hypershard sample` runs any checkpoint whole, in "
+      "one process"
+  );
+  return embed->forward(tokens);
+}
+
+}  // namespace
 
 GptImpl::GptImpl(const GptConfig& config, const GptOptions& options)
     : config_(checked(config)), options_(options) {
@@ -97,21 +112,10 @@ at::Tensor GptImpl::forward_impl(
       config_.max_sequence,
       ")"
   );
-  auto x = embed->forward(tokens);
+  auto x = cache == nullptr ? embed->forward(tokens) : embed_whole(embed, tokens);
   if (config_.dropout > 0) {
     x = at::dropout(x, config_.dropout, is_training());
   }
-  HS_SUPPORTED(
-      cache == nullptr || x.size(1) == tokens.size(1),
-      "model.gpt: a cache of keys and values needs whole activations, but this rank has ",
-      x.size(1),
-      " of ",
-      tokens.size(1),
-      " positions behind 'embed': the plan in force cuts them",
-      HS_HINT("sample under a plan without `sequence`; `hypershard sample` runs any checkpoint "
-              "whole, in "
-              "one process")
-  );
   if (cache != nullptr && begin == 0) {
     cache->layers.assign(blocks->size(), {});
   }

@@ -243,6 +243,14 @@ std::size_t AppliedPlan::num_hooked_modules() const {
   return state_->hooks == nullptr ? 0 : state_->hooks->num_hooked_modules();
 }
 
+std::size_t AppliedPlan::num_compiled_shapes() const {
+  std::size_t count = 0;
+  for (const auto& boundary : state_->boundaries) {
+    count += boundary->num_compiled();
+  }
+  return count;
+}
+
 void AppliedPlan::remove() {
   state_->remove();
 }

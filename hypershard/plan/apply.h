@@ -57,6 +57,9 @@ class AppliedPlan {
   const std::shared_ptr<const comm::ProcessMesh>& mesh() const;
   /// Counts the modules that carry hooks; boundaries with nothing to do carry none.
   std::size_t num_hooked_modules() const;
+  /// Counts the shapes for which collectives are compiled, over all boundaries: other sizes that
+  /// come add to it up to a few a boundary.
+  std::size_t num_compiled_shapes() const;
   /// Takes all hooks away. No error if done before.
   void remove();
 

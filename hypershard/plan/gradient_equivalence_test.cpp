@@ -76,6 +76,107 @@ TEST(GradientEquivalenceTest, RoundingOfAGradientThatIsZeroCounts) {
   EXPECT_FALSE(compare_gradients({{"a", ramp(1)}, {"zero", ramp(1e-6)}}, reference).passed);
 }
 
+// One gradient whose addends cancel but for `rest` of them, summed as one rank does, as several do,
+// and without rounding; beside it one that does not cancel.
+struct Cancelling {
+  explicit Cancelling(double rest) {
+    const at::Tensor terms = at::arange(64 * 100, at::kDouble).mul(0.7).sin().view({64, 100});
+    const at::Tensor kept = at::arange(100, at::kDouble).add(1).cos().mul(rest);
+    addends = at::cat({terms, terms.neg(), kept.unsqueeze(0)}).to(at::kFloat);
+    const at::Tensor exact = addends.to(at::kDouble).sum(0);
+    const at::Tensor plain = kept.to(at::kFloat);
+    reference.gradients = {{"cancels", exact}, {"plain", plain.to(at::kDouble)}};
+    reference.rounded = {{"cancels", sum(0, 129)}, {"plain", plain}};
+    found = {{"cancels", sum(0, 40) + (sum(40, 90) + sum(90, 129))}, {"plain", plain}};
+  }
+  at::Tensor sum(std::int64_t begin, std::int64_t end) const {
+    at::Tensor total = at::zeros({100}, at::kFloat);
+    for (std::int64_t i = begin; i < end; ++i) {
+      total = total + addends[i];
+    }
+    return total;
+  }
+  bool equals_fp32() const { return compare_gradients(found, reference.rounded).passed; }
+
+  at::Tensor addends;
+  ExactReference reference;
+  NamedGradients found;
+};
+
+TEST(ExactReferenceTest, RoundingOfTermsThatCancelIsNoDifference) {
+  const Cancelling cancelling(2e-2);
+  EXPECT_FALSE(cancelling.equals_fp32());
+  const GradientReport report = compare_with_exact(cancelling.found, cancelling.reference);
+  EXPECT_TRUE(report.passed) << to_text(report);
+  EXPECT_TRUE(report.is_exact);
+  ASSERT_EQ(report.rows.size(), 2U);
+  EXPECT_EQ(report.rows[0].name, "cancels");
+  EXPECT_GT(report.rows[0].relative_error, 1e-5);
+  EXPECT_GT(report.rows[0].bound, 1e-5);
+  EXPECT_EQ(report.rows[1].bound, 1e-5);
+  const std::string text = to_text(report);
+  HS_EXPECT_HAS(text, "fp32 rounds by ");
+  HS_EXPECT_HAS(text, "all 2 gradients are equal, judged beside a reference in fp64");
+}
+
+TEST(ExactReferenceTest, WhatIsWrongStaysWrong) {
+  const Cancelling cancelling(2e-2);
+  const auto expect_refused = [&](const char* name, const at::Tensor& wrong) {
+    NamedGradients found = cancelling.found;
+    found[name] = wrong;
+    const GradientReport report = compare_with_exact(found, cancelling.reference);
+    EXPECT_FALSE(report.passed) << to_text(report);
+    EXPECT_EQ(report.rows.front().name, name);
+    HS_EXPECT_HAS(to_text(report), "1 of 2 gradients differ, judged beside a reference in fp64");
+  };
+  expect_refused("cancels", cancelling.found.at("cancels") * 1.001);
+  expect_refused("cancels", cancelling.sum(0, 40));  // one rank's part, not reduced
+  expect_refused("cancels", cancelling.sum(0, 128));
+  expect_refused("cancels", at::Tensor());
+  expect_refused("plain", cancelling.found.at("plain") * 1.001);
+  expect_refused("plain", cancelling.found.at("plain") * (1 + 3e-5));
+}
+
+// However little fp32 leaves of a gradient.
+TEST(ExactReferenceTest, BoundsEndBelowAThousandth) {
+  const Cancelling cancelling(1e-4);
+  NamedGradients found = cancelling.found;
+  found["cancels"] = cancelling.reference.gradients.at("cancels") * 1.001;
+  const GradientReport report = compare_with_exact(found, cancelling.reference);
+  EXPECT_FALSE(report.passed) << to_text(report);
+  EXPECT_LT(report.rows.front().bound, 1e-3);
+}
+
+// A reference that was added up without rounding shows none, but found gradients have it.
+TEST(ExactReferenceTest, AddendsRoundWhereTheReferenceDoesNot) {
+  Cancelling cancelling(2e-2);
+  cancelling.reference.rounded["cancels"] =
+      cancelling.reference.gradients.at("cancels").to(at::kFloat);
+  EXPECT_FALSE(compare_with_exact(cancelling.found, cancelling.reference).passed);
+  cancelling.reference.addends["cancels"] = cancelling.addends.norm(2, {1}).sum().item<double>();
+  const GradientReport report = compare_with_exact(cancelling.found, cancelling.reference);
+  EXPECT_TRUE(report.passed) << to_text(report);
+}
+
+TEST(ExactReferenceTest, ZeroGradientsAreMeasuredByTheTypicalOne) {
+  ExactReference reference{{{"a", ramp(1)}, {"zero", ramp(0)}}, {}};
+  reference.rounded = {{"a", ramp(1, at::kFloat)}, {"zero", ramp(1e-6, at::kFloat)}};
+  EXPECT_TRUE(compare_with_exact({{"a", ramp(1)}, {"zero", ramp(-1e-7)}}, reference).passed);
+  EXPECT_FALSE(compare_with_exact({{"a", ramp(1)}, {"zero", ramp(-1e-6)}}, reference).passed);
+}
+
+TEST(ExactReferenceTest, ReferencesOfTwoStepsAreRefused) {
+  const NamedGradients exact{{"a", ramp(1)}};
+  const auto text_of = [&](const NamedGradients& rounded) {
+    return test::thrown_by([&] { compare_with_exact(exact, ExactReference{exact, rounded}); });
+  };
+  HS_EXPECT_HAS(text_of({}), "gradients of an exact reference in fp64 and in fp32");
+  HS_EXPECT_HAS(
+      text_of({{"b", ramp(1, at::kFloat)}}), "of 'a' of shape [8] in fp64, but in fp32 none"
+  );
+  HS_EXPECT_HAS(text_of({{"a", ramp(1)}}), "Double (expected both of one step)");
+}
+
 TEST(GradientEquivalenceTest, PlansAreComparedOverRanks) {
   testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
     const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});

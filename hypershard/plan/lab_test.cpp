@@ -61,7 +61,24 @@ TEST(LabPlanTest, TiedWeightsCannotLieDifferently) {
     plan.parameter(
             "head.weight", {{"tp", Placement::shard(0)}}
     ).parameter("embed.weight", {{"tp", Placement::replicate()}});
-    HS_EXPECT_HAS(thrown_by([&] { setup.apply(plan); }), "one tied weight");
+    const std::string text = thrown_by([&] { setup.apply(plan); });
+    HS_EXPECT_HAS(text, "parameter 'embed.weight' is shard(0) on axis 'tp'");
+    HS_EXPECT_HAS(text, "(as 'head.weight') and replicate by rule");
+    HS_EXPECT_HAS(text, "the two names are one tied weight, which has one layout");
+  });
+}
+
+TEST(LabPlanTest, PositionsCountedFromEachRanksFirstAreFound) {
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    LabSetup setup(std::move(world), {{"tp", 2}});
+    setup.switches->mistake = "local_positions";
+    const std::string text = thrown_by([&] { setup.apply(test::lab_sequence_parallel()); });
+    HS_EXPECT_HAS(text, "aten::arange in layer: ");
+    HS_EXPECT_HAS(text, "is globally [1], but the unsharded model computes [2] here");
+    // Whole positions may be counted so.
+    LabSetup whole(setup.mesh->world().shared_from_this(), {{"tp", 2}});
+    whole.switches->mistake = "local_positions";
+    EXPECT_EQ(thrown_by([&] { (void)whole.apply(test::lab_tensor_parallel()); }), "");
   });
 }
 

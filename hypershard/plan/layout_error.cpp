@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "hypershard/plan/internal/module_name.h"
+
 namespace hypershard::plan {
 namespace {
 
@@ -16,7 +18,7 @@ ErrorText error_text(const LayoutFault& fault) {
 
 std::string to_text(const LayoutFault& fault) {
   std::string text = "plan: " + fault.subject;
-  if (fault.subject.find(fault.module) == std::string::npos) {
+  if (!internal::names_module(fault.subject, fault.module)) {
     text += " in " + fault.module;
   }
   text += ": " + fault.what;

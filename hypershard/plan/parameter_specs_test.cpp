@@ -2,11 +2,16 @@
 // model is, for every strategy.
 #include "hypershard/plan/parameter_specs.h"
 
+#include <functional>
+#include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "hypershard/nn/hooks.h"
 #include "hypershard/plan/test_lab.h"
 #include "hypershard/shard/fully_shard.h"
 
@@ -121,6 +126,52 @@ INSTANTIATE_TEST_SUITE_P(
     ),
     [](const auto& each) { return std::string(each.param.name); }
 );
+
+// What a forward does beside computing.
+struct BeforeForward final : nn::ForwardHooks {
+  explicit BeforeForward(std::function<void()> action_in) : action(std::move(action_in)) {}
+  void pre_forward(std::span<at::Tensor* const>) override { action(); }
+  void post_forward(std::span<at::Tensor* const>) override {}
+  std::function<void()> action;
+};
+
+TEST(ShardedValidationTest, AReadOfAReshardedParameterNamesItItsUnitAndTheWayOut) {
+  testing::run_ranks(4, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"shard", 2}, {"tp", 2}});
+    test::Lab lab(std::make_shared<test::LabSwitches>());
+    const Rows rows(test::lab_tokens(), *mesh);
+    const auto applied = apply_plan(
+        *lab,
+        test::lab_sequence_parallel(),
+        mesh,
+        {{rows.local, {test::lab_tokens().sizes().vec(), rows.layout}, "tokens"}},
+        [&] { return std::vector<at::Tensor>{lab->forward(rows.local)}; },
+        {.data_axes = rows.data_axes},
+        {.reduce_gradients = false}
+    );
+    shard::FullyShardOptions options;
+    options.units = {"layer"};
+    options.parameters = parameter_specs(applied.resolved());
+    options.share = shard::Share::kOff;
+    const shard::ShardedModel sharded = shard::fully_shard(*lab, *mesh, options);
+    const auto validated_step = [&] {
+      ValidationGuard guard(*lab, applied, {.has_engine = true});
+      lab->forward(rows.local).backward();
+      guard.finish();
+      EXPECT_EQ(guard.counts().backwards, 1);
+    };
+    EXPECT_EQ(test::thrown_by(validated_step), "");
+    sharded.zero_grad();
+    // The unit is apart again by then, and nobody gathers it for another module.
+    lab->norm->add_forward_hooks(std::make_shared<BeforeForward>([&] {
+      (void)lab->layer->norm1->weight.sum();
+    }));
+    const std::string text = test::thrown_by(validated_step);
+    HS_EXPECT_HAS(text, "a parameter of unit 'layer' (layer.norm1.weight, layer.norm2.weight)");
+    HS_EXPECT_HAS(text, "was accessed while the unit is resharded");
+    HS_EXPECT_HAS(text, "To read it call unshard(\"layer\") first, or full_parameter(name)");
+  });
+}
 
 TEST(ParameterSpecsNamesTest, BuffersAreLeftOut) {
   ResolvedPlan plan;

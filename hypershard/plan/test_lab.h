@@ -43,9 +43,8 @@ struct EmbedImpl : nn::Hookable<EmbedImpl, at::Tensor(const at::Tensor&), torch:
     positions = register_parameter("positions", at::zeros({kPositions, kDim}, model_options()));
   }
   at::Tensor forward_impl(const at::Tensor& tokens) {
-    const at::Tensor rows =
-        switches->is("folded_tokens") ? tokens.remainder(weight.size(0)) : tokens;
-    return at::embedding(weight, rows) + positions;
+    // Never reads beyond the table, so that a table that is cut is read at the wrong rows.
+    return at::embedding(weight, tokens.remainder(weight.size(0))) + positions;
   }
   Switches switches;
   at::Tensor weight;
@@ -101,7 +100,9 @@ struct FeedForwardImpl
     } else if (switches->is("centred_over_cut_dim")) {
       h = h - h.mean(-1, true);
     }
-    at::Tensor y = down->forward(h);
+    // Takes what fits, so that a hidden layer that is whole is read at the wrong columns.
+    const std::int64_t width = down->weight.size(1);
+    at::Tensor y = down->forward(h.size(-1) == width ? h : h.narrow(-1, 0, width));
     if (switches->is("bias_before_reduction")) {
       y = y + bias;
     } else if (switches->is("residual_before_reduction")) {
@@ -191,11 +192,7 @@ struct LabImpl : nn::Hookable<LabImpl, at::Tensor(const at::Tensor&), torch::nn:
             ? nn::recompute([this](const at::Tensor& input) { return layer->forward(input); }, x)
             : layer->forward(x)
     );
-    at::Tensor logits = head->forward(h);
-    if (switches->is("softmax_over_cut_vocab")) {
-      logits = at::log_softmax(logits, -1);
-    }
-    return logits.pow(2).mean();
+    return head->forward(h).pow(2).mean();
   }
   Switches switches;
   Embed embed;

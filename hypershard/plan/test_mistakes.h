@@ -1,4 +1,5 @@
-// The table of seeded mistakes.
+// The table of seeded mistakes. One kind never gets this far: tied weights with different layouts
+// are refused when a plan is applied (TiedWeightsCannotLieDifferently in lab_test.cpp).
 #pragma once
 
 #include <vector>
@@ -12,36 +13,36 @@ inline const std::vector<Mistake>& mistakes() {
   static const std::vector<Mistake> all{
       // The plan is wrong.
       {.name = "missing_reduction_of_mlp",
-       .place = "aten::add.Tensor in layer",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::add.Tensor in layer: ",
+       .what = "is added to an operand that is Partial(sum) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .edit =
            [](const ShardingPlan& plan) {
              auto edited = without(plan, RuleKind::kOutput, "layer.{attn,mlp}");
              return edited.output("layer.attn", {{"tp", kRep}});
            }},
       {.name = "missing_reduction_of_attention",
-       .place = "aten::add.Tensor in layer",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::add.Tensor in layer: ",
+       .what = "is added to an operand that is Partial(sum) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .edit =
            [](const ShardingPlan& plan) {
              auto edited = without(plan, RuleKind::kOutput, "layer.{attn,mlp}");
              return edited.output("layer.mlp", {{"tp", kRep}});
            }},
       {.name = "missing_input_boundary_of_mlp",
-       .place = "the gradient of the result of",
+       .place = "the gradient of the result of aten::add.Tensor in layer in layer.mlp.up: ",
        .what = "on axis 'tp' it is Partial from aten::linear in layer.mlp.up",
-       .fix = "a boundary is missing",
+       .fix = "a boundary is missing: state an input of layer.mlp.up",
        .edit =
            [](const ShardingPlan& plan) {
              auto edited = without(plan, RuleKind::kInput, "layer.{attn,mlp}");
              return edited.input("layer.attn", {{"tp", kRep}});
            }},
       {.name = "missing_input_boundary_of_attention",
-       .place = "the gradient of the result of",
+       .place = "the gradient of the result of aten::add.Tensor in embed",
        .what = "on axis 'tp' it is Partial from aten::linear in layer.attn",
-       .fix = "a boundary is missing",
+       .fix = "a boundary is missing: state an input of layer.attn",
        .edit =
            [](const ShardingPlan& plan) {
              auto edited = without(plan, RuleKind::kInput, "layer.{attn,mlp}");
@@ -51,13 +52,13 @@ inline const std::vector<Mistake>& mistakes() {
        .plan = lab_sequence_parallel,
        .place = "result 0 of the forward",
        .what = "it is Partial(avg) on axis 'tp'",
-       .fix = "as {tp = \"replicate\"}",
+       .fix = "state the output that it comes from as {tp = \"replicate\"}",
        .edit = [](const ShardingPlan& plan) { return without(plan, RuleKind::kOutput, "layer"); }},
       {.name = "head_input_left_cut",
        .plan = lab_sequence_parallel,
        .place = "the gradient of 'embed.weight'",
        .what = "on axis 'tp' it is Partial from aten::linear in head",
-       .fix = "a boundary is missing",
+       .fix = "a boundary is missing: state an input of head",
        .edit =
            [](const ShardingPlan& plan) {
              auto edited = without(plan, RuleKind::kOutput, "layer");
@@ -65,15 +66,36 @@ inline const std::vector<Mistake>& mistakes() {
            }},
       {.name = "boundary_on_the_wrong_dimension",
        .plan = lab_sequence_parallel,
-       .place = "aten::add.Tensor in layer",
-       .what = "Shard(0)",
-       .fix = "hint:",
+       .place = "aten::add.Tensor in layer: ",
+       .what = "dimension 1 of 'other' runs over the index that 'self' is cut along",
+       .fix = "redistribute 'other' to Shard(1), or 'self' to another layout",
        .edit =
            [](const ShardingPlan& plan) {
              auto edited = without(plan, RuleKind::kOutput, "layer.{attn,mlp}");
              return edited.output(
                               "layer.mlp", {{"tp", Placement::shard(1)}}
              ).output("layer.attn", {{"tp", Placement::shard(0)}});
+           }},
+      {.name = "replicated_input_into_a_row_parallel_weight",
+       .place = "aten::linear in layer.mlp.down: ",
+       .what = "does not fit the other operands",
+       .fix = "local shapes fit, global ones do not; redistribute the operands to layouts that cut "
+              "the same dimension",
+       .edit =
+           [](const ShardingPlan& plan) {
+             ShardingPlan edited = plan;
+             return edited.output("layer.mlp.up", {{"tp", kRep}});
+           }},
+      {.name = "rows_of_a_table_cut_that_are_read_whole",
+       .place = "aten::embedding in embed: ",
+       .what = "the operator needs every entry of this dimension on each rank",
+       .fix = "redistribute 'weight' to Replicate, or to Shard of another dimension",
+       .edit =
+           [](const ShardingPlan& plan) {
+             ShardingPlan edited = plan;
+             return edited.parameter(
+                              "embed.weight", {{"tp", Placement::shard(0)}}
+             ).output("head", {{"tp", kRep}});
            }},
       // What was resolved is not what is installed.
       {.name = "forgotten_norm_under_sequence_parallelism",
@@ -103,14 +125,14 @@ inline const std::vector<Mistake>& mistakes() {
            }},
       {.name = "nobody_reduces_gradients",
        .plan = lab_sequence_parallel,
-       .place = "the gradient of parameter layer.norm",
+       .place = "the gradient of parameter layer.norm1.weight",
        .what = "hold different values along axis 'tp'",
        .fix = "nobody reduces it",
        .reduce_gradients = false},
       {.name = "boundary_dropped",
-       .place = "aten::add.Tensor in layer",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::add.Tensor in layer: ",
+       .what = "is added to an operand that is Partial(sum) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .spoil_resolved =
            [](ResolvedPlan& plan) {
              for (auto& boundary : plan.boundaries) {
@@ -145,9 +167,9 @@ inline const std::vector<Mistake>& mistakes() {
              }
            }},
       {.name = "boundary_removed_by_the_program",
-       .place = "aten::add.Tensor in layer",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::add.Tensor in layer: ",
+       .what = "is added to an operand that is Partial(sum) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .spoil = [](LabRun& run) { run.applied->remove(); }},
       // The model's code is wrong under the plan.
       {.name = "own_reduction",
@@ -156,81 +178,84 @@ inline const std::vector<Mistake>& mistakes() {
        .fix = "a second reduction makes values too large",
        .is_switch = true},
       {.name = "bias_before_reduction",
-       .place = "aten::add.Tensor in layer.mlp",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::add.Tensor in layer.mlp: ",
+       .what = "is added to an operand that is Partial(sum) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .is_switch = true},
       {.name = "constant_before_reduction",
-       .place = "aten::add.Scalar in layer.mlp",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::add.Scalar in layer.mlp: ",
+       .what = "a constant is added to an operand that is Partial(sum) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .is_switch = true},
       {.name = "residual_before_reduction",
-       .place = "aten::add.Tensor in layer.mlp",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::add.Tensor in layer.mlp: ",
+       .what = "is added to an operand that is Partial(sum) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .is_switch = true},
       {.name = "gelu_before_reduction",
-       .place = "aten::gelu in layer.mlp",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::gelu in layer.mlp: ",
+       .what = "it is not linear in this operand",
+       .fix = "reduce 'self' before, to Replicate or Shard: a boundary is missing behind what "
+              "makes it Partial",
        .is_switch = true},
       {.name = "square_before_reduction",
-       .place = "aten::mul.Tensor in layer.mlp",
-       .what = "Partial(sum)",
-       .fix = "hint:",
+       .place = "aten::mul.Tensor in layer.mlp: ",
+       .what = "a product of sums is not the sum of the terms' products",
+       .fix = "reduce one of them before",
        .is_switch = true},
       {.name = "norm_over_cut_dim",
-       .place = "in layer.mlp",
-       .what = "Partial(avg)",
-       .fix = "hint:",
+       .place = "aten::add.Scalar in layer.mlp: ",
+       .what = "a constant is added to an operand that is Partial(avg) on axis tp",
+       .fix = "reduce the Partial operand before, or make the other one Partial too",
        .is_switch = true},
       {.name = "max_over_cut_dim",
-       .place = "in layer.mlp",
-       .what = "Partial(max)",
-       .fix = "hint:",
+       .place = "aten::add.Scalar in layer.mlp: ",
+       .what = "it is not monotone in this operand",
+       .fix = "reduce 'self' before, to Replicate or Shard: a boundary is missing behind what "
+              "makes it "
+              "Partial",
        .is_switch = true},
       {.name = "centred_over_cut_dim",
-       .place = "aten::sub.Tensor in layer.mlp",
-       .what = "Partial(avg)",
-       .fix = "hint:",
+       .place = "aten::sub.Tensor in layer.mlp: ",
+       .what = "a piece of one does not belong to a term of the other",
+       .fix = "reduce 'other' before, to Replicate or Shard",
        .is_switch = true},
       {.name = "softmax_over_heads",
-       .place = "softmax",
-       .what = "Shard(1)",
-       .fix = "hint:",
+       .place = "aten::softmax.int in layer.attn: ",
+       .what = "the operator needs every entry of this dimension on each rank",
+       .fix = "redistribute 'self' to Replicate, or to Shard of another dimension",
        .is_switch = true},
       {.name = "positions_over_cut_dim",
        .plan = lab_sequence_parallel,
-       .place = "aten::sub.Tensor in layer",
-       .what = "Partial(avg)",
-       .fix = "hint:",
+       .place = "aten::sub.Tensor in layer: ",
+       .what = "a piece of one does not belong to a term of the other",
+       .fix = "reduce 'other' before, to Replicate or Shard",
        .is_switch = true},
       {.name = "prefix_per_rank",
        .plan = lab_sequence_parallel,
-       .place = "in layer",
-       .what = "Shard(1)",
-       .fix = "hint:",
+       .place = "aten::cat in layer: ",
+       .what = "the operator needs every entry of this dimension on each rank",
+       .fix = "redistribute 'tensors[0]' to Replicate, or to Shard of another dimension",
        .is_switch = true},
       // Ranks do not do the same.
       {.name = "rank_scale",
-       .place = "result 0 of layer",
+       .place = "result 0 of layer.norm1: ranks 0 and 1",
        .what = "hold different values along axis 'tp', on which it is Replicate",
        .fix = "validate with level `operators`",
        .is_switch = true},
       {.name = "rank_branch",
        .place = "since the ranks last met",
-       .what = "rank 1 ran aten::add.Scalar in layer",
+       .what = "rank 1 ran aten::add.Scalar in layer ",
        .fix = "let nothing that differs between ranks",
        .is_switch = true},
       {.name = "rank_dtype",
        .place = "since the ranks last met",
-       .what = "aten::",
+       .what = "rank 1 ran aten::to.dtype in layer ",
        .fix = "let nothing that differs between ranks",
        .is_switch = true,
        .went_wrong = losses_differ},
       {.name = "rank_rows",
-       .place = "layer",
+       .place = "result 0 of layer.norm1: ranks 0 and 1",
        .what = "hold different values along axis 'tp', on which it is Replicate",
        .fix = "validate with level `operators`",
        .is_switch = true},
@@ -262,7 +287,7 @@ inline const std::vector<Mistake>& mistakes() {
       {.name = "gradient_edited_by_rank",
        .place = "the gradient of parameter norm.weight",
        .what = "hold different values along axis 'tp'",
-       .fix = "hint:",
+       .fix = "a hook on it that does something else on each rank",
        .spoil =
            [](LabRun& run) {
              const double factor = 1.0 + run.mesh->rank();
@@ -272,7 +297,7 @@ inline const std::vector<Mistake>& mistakes() {
            }},
       {.name = "gradient_reduced_twice",
        .plan = lab_sequence_parallel,
-       .place = "before the gradient at input 0 of layer",
+       .place = "before the gradient at input 0 of layer in (root): ",
        .what = "a collective ran that the plan does not know",
        .fix = "a second reduction makes values too large",
        .spoil =

@@ -1,8 +1,11 @@
 // Validation of right programs: nothing is refused, nothing changes, nothing grows.
 #include "hypershard/plan/validation.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
+#include "hypershard/dtensor/op_rules.h"
 #include "hypershard/plan/test_ranks.h"
 #include "hypershard/plan/tracker.h"
 
@@ -210,6 +213,90 @@ TEST(ValidationInputsTest, WhatIsMadeInsideTheGuardLiesAsThePlanSays) {
     HS_EXPECT_HAS(text, "aten::mse_loss");
     HS_EXPECT_HAS(text, "nobody said how tensor 1 lies");
     HS_EXPECT_HAS(text, "ValidationGuard::set_layout");
+  });
+}
+
+// Two layers between which everything depends on a number that changes from step to step.
+struct ScaledImpl : nn::Hookable<ScaledImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
+  ScaledImpl() : up(8, 12), down(12, 8, /*with_bias=*/false) {
+    register_module("up", up);
+    register_module("down", down);
+  }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    const at::Tensor whole = at::softmax(x * (0.1 * number) - number, -1).add(x, 1 / number);
+    const at::Tensor cut = at::clamp(up->forward(whole) / number, -number, 0.5 * number);
+    return down->forward(at::leaky_relu(cut, 0.01 * number));
+  }
+  test::Dense up;
+  test::Dense down;
+  double number = 1;
+};
+TORCH_MODULE(Scaled);
+
+struct ScaledNetImpl
+    : nn::Hookable<ScaledNetImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
+  ScaledNetImpl() : first(8, 8), head(8, 3) {
+    register_module("first", first);
+    register_module("scaled", scaled);
+    register_module("head", head);
+    test::fill_by_formula(*this);
+  }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    return head->forward(scaled->forward(first->forward(x)));
+  }
+  test::Dense first;
+  Scaled scaled;
+  test::Dense head;
+};
+TORCH_MODULE(ScaledNet);
+
+void run_with(ScaledNet& net, const at::Tensor& x, int number) {
+  net->scaled->number = number;
+  net->zero_grad();
+  (net->forward(x) * (0.1 * number)).clamp(-number, number).pow(2).mean().backward();
+}
+
+TEST(ValidationMemoryTest, ChangingScalarsGrowNoTable) {
+  constexpr int kSteps = 200;
+  testing::run_ranks(2, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = test::make_mesh(std::move(world), {{"tp", 2}});
+    ScaledNet net;
+    ShardingPlan plan;
+    plan.parameter("scaled.up.*", {{"tp", Placement::shard(0)}})
+        .parameter("scaled.down.weight", {{"tp", Placement::shard(1)}})
+        .input("scaled", {{"tp", kRep}})
+        .output("scaled", {{"tp", kRep}});
+    const at::Tensor x = test::formula_tensor({4, 8}, 0.3);
+    const auto applied = apply_plan(*net, plan, mesh, {{x, {{4, 8}, Layout{{kRep}}}, "x"}}, [&] {
+      return std::vector<at::Tensor>{net->forward(x).pow(2).mean()};
+    });
+    for (int number = 1; number <= kSteps; ++number) {
+      run_with(net, x, number);
+      ASSERT_EQ(applied.num_compiled_shapes(), 2U) << "both ends of the layers, at " << number;
+    }
+    ValidationGuard guard(*net, applied);
+    run_with(net, x, 1);  // learns how x lies
+    const std::size_t num_rules = dtensor::ruled_operators().size();
+    const ValidationCounts before = guard.counts();
+    ValidationCounts first;
+    std::size_t largest = 0;
+    for (int number = 1; number <= kSteps; ++number) {
+      run_with(net, x, number);
+      const ValidationCounts counts = guard.counts();
+      if (number == 1) {
+        first = counts;
+      }
+      // Every step is a step like the first: nothing is looked up that was asked before.
+      ASSERT_EQ(counts.operators - before.operators, number * (first.operators - before.operators));
+      ASSERT_EQ(counts.meetings - before.meetings, number * (first.meetings - before.meetings));
+      ASSERT_EQ(counts.pending, 0U) << number;
+      largest = number <= 20 ? std::max(largest, counts.table_size) : largest;
+      ASSERT_LE(counts.table_size, largest) << number;
+      ASSERT_EQ(applied.num_compiled_shapes(), 2U) << number;
+    }
+    EXPECT_GT(first.operators - before.operators, 10);
+    EXPECT_EQ(dtensor::ruled_operators().size(), num_rules);
+    guard.finish();
   });
 }
 

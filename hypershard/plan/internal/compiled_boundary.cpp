@@ -1,6 +1,7 @@
 // See compiled_boundary.h.
 #include "hypershard/plan/internal/compiled_boundary.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "hypershard/core/error.h"
@@ -47,14 +48,50 @@ void CompiledBoundary::set_origin(
   origins_.at(dim) = {boundary, dim_there};
 }
 
-std::int64_t CompiledBoundary::piece_of(std::size_t dim, std::int64_t global) const {
+std::int64_t CompiledBoundary::piece_of(
+    const layout::Layout& layout, std::size_t dim, std::int64_t global
+) const {
   const layout::DeviceMesh& mesh = mesh_->mesh();
   layout::Range range{0, global};
-  for (const int axis : boundary_.forward.arriving.cut_axes(static_cast<int>(dim))) {
+  for (const int axis : layout.cut_axes(static_cast<int>(dim))) {
     const auto i = static_cast<std::size_t>(axis);
     range = layout::nested_piece(range, mesh.axes()[i].size, coordinates_[i]);
   }
   return range.numel();
+}
+
+// Equal on all ranks: whether any of them would get less than the whole.
+void CompiledBoundary::check_whole(const WholeDimensionScope& scope) const {
+  const auto dim = static_cast<std::size_t>(scope.dim());
+  if (dim >= global_.size()) {
+    return;
+  }
+  const layout::Layout& leaving = boundary_.forward.leaving;
+  const std::vector<int> axes = leaving.cut_axes(scope.dim());
+  const bool is_cut = std::any_of(axes.begin(), axes.end(), [this](int axis) {
+    return mesh_->mesh().axes()[static_cast<std::size_t>(axis)].size > 1;
+  });
+  HS_SUPPORTED(
+      !is_cut,
+      "plan: ",
+      boundary_.site,
+      ": of dimension ",
+      dim,
+      " this rank would get ",
+      piece_of(leaving, dim, global_[dim]),
+      " of ",
+      global_[dim],
+      " under {",
+      layout::to_text(leaving, mesh_->mesh()),
+      "} (global shape ",
+      global_,
+      "), but ",
+      scope.needed_by(),
+      " needs all ",
+      global_[dim],
+      " on every rank",
+      HS_HINT(scope.hint())
+  );
 }
 
 // See NOTE [sizes of cuts].
@@ -62,7 +99,7 @@ std::int64_t CompiledBoundary::global_size(std::size_t dim, std::int64_t local) 
   const Origin& origin = origins_[dim];
   if (origin.boundary != nullptr && origin.dim < origin.boundary->global_.size()) {
     const std::int64_t known = origin.boundary->global_[origin.dim];
-    if (piece_of(dim, known) == local) {
+    if (piece_of(boundary_.forward.arriving, dim, known) == local) {
       return known;
     }
   }
@@ -96,6 +133,9 @@ const dtensor::Redistribution& CompiledBoundary::for_shape(at::IntArrayRef local
   global_.resize(local.size());
   for (std::size_t dim = 0; dim < local.size(); ++dim) {
     global_[dim] = global_size(dim, local[dim]);
+  }
+  if (const WholeDimensionScope* scope = WholeDimensionScope::current()) [[unlikely]] {
+    check_whole(*scope);
   }
   for (const Compiled& each : compiled_) {
     if (local == at::IntArrayRef(each.local) && each.run.source().shape == global_) {

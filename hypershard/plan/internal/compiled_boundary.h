@@ -11,6 +11,7 @@
 #include "hypershard/comm/world.h"
 #include "hypershard/dtensor/redistribute.h"
 #include "hypershard/plan/resolved_plan.h"
+#include "hypershard/plan/whole_dimension.h"
 
 namespace hypershard::plan::internal {
 
@@ -30,9 +31,12 @@ class CompiledBoundary {
   /// Returns what the program goes on with. Collective, in backward too. A moved-in tensor that
   /// nobody else holds may be written to.
   /// Errors: InvalidArgument for another number of dimensions than was resolved, and in backward
-  /// for a gradient where none crossed when the plan was resolved.
+  /// for a gradient where none crossed when the plan was resolved; Unsupported under a
+  /// WholeDimensionScope.
   at::Tensor cross(at::Tensor arriving);
   const ResolvedBoundary& boundary() const { return boundary_; }
+  /// Shapes that are kept, the resolved one among them.
+  static constexpr std::size_t kKept = 8;
   std::size_t num_compiled() const { return compiled_.size(); }
 
  private:
@@ -44,11 +48,11 @@ class CompiledBoundary {
     const CompiledBoundary* boundary = nullptr;
     std::size_t dim = 0;
   };
-  static constexpr std::size_t kKept = 8;
 
   const dtensor::Redistribution& for_shape(at::IntArrayRef local);
   std::int64_t global_size(std::size_t dim, std::int64_t local) const;
-  std::int64_t piece_of(std::size_t dim, std::int64_t global) const;
+  std::int64_t piece_of(const layout::Layout& layout, std::size_t dim, std::int64_t global) const;
+  void check_whole(const WholeDimensionScope& scope) const;
   Compiled compile(std::vector<std::int64_t> local, std::vector<std::int64_t> global) const;
 
   const ResolvedBoundary& boundary_;

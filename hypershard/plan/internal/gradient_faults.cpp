@@ -3,6 +3,7 @@
 
 #include "hypershard/core/text.h"
 #include "hypershard/layout/sharding.h"
+#include "hypershard/plan/internal/module_name.h"
 
 namespace hypershard::plan::internal {
 
@@ -16,7 +17,7 @@ std::string use_text(const LayoutTracker& tracker, const Tape& tape, int op) {
   }
   const TapeOperator& use = tape.op(op);
   const std::string& module = tracker.module_path(use.module);
-  if (use.name.find(module) != std::string::npos) {
+  if (names_module(use.name, module)) {
     return use.name;
   }
   return use.name + " in " + module;

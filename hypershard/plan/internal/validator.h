@@ -81,6 +81,8 @@ class Validator final : public TrackerObserver, public BoundaryObserver {
       const ResolvedBoundary& boundary, const at::Tensor& tensor, const layout::TensorSpec& spec
   ) const;
   int number_of(const ResolvedBoundary& boundary) const;
+  /// Tells whether two layouts put the same on every rank: on an axis of one rank all do.
+  bool are_alike(layout::Layout a, layout::Layout b) const;
   bool is_data_axis(std::size_t axis) const;
 
   const AppliedPlan applied_;

@@ -1,11 +1,15 @@
 // What validation checks where the plan names a tensor.
+#include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "hypershard/core/error.h"
 #include "hypershard/plan/internal/validator.h"
 
 namespace hypershard::plan::internal {
 
+using layout::Layout;
+using layout::Placement;
 using layout::TensorSpec;
 
 void Validator::check_identities(
@@ -21,7 +25,7 @@ void Validator::check_identities(
       continue;
     }
     const TensorSpec spec = tracker_.spec_or_assume(tensors[index], to_text(boundary->site));
-    if (!(spec.layout == boundary->forward.arriving)) {
+    if (!are_alike(spec.layout, boundary->forward.arriving)) {
       agreement_.fail(fault_at(*boundary, tensors[index], spec));
     }
   }
@@ -47,6 +51,18 @@ LayoutFault Validator::fault_at(
   };
 }
 
+bool Validator::are_alike(Layout a, Layout b) const {
+  for (Layout* each : {&a, &b}) {
+    for (std::size_t axis = 0; axis < mesh_.axes().size(); ++axis) {
+      if (mesh_.axes()[axis].size == 1) {
+        each->placements[axis] = Placement::replicate();
+        std::erase(each->cut_order, static_cast<int>(axis));
+      }
+    }
+  }
+  return a == b;
+}
+
 int Validator::number_of(const ResolvedBoundary& boundary) const {
   return static_cast<int>(&boundary - plan_.boundaries.data());
 }
@@ -66,7 +82,7 @@ void Validator::before_boundary(const ResolvedBoundary& boundary, const at::Tens
     }
   }
   const TensorSpec spec = tracker_.spec_or_assume(arriving, to_text(site));
-  if (!(spec.layout == boundary.forward.arriving)) {
+  if (!are_alike(spec.layout, boundary.forward.arriving)) {
     agreement_.fail(fault_at(boundary, arriving, spec));
   }
   compare(arriving, spec.layout, "what arrives at " + to_text(site), kReplicateFix);

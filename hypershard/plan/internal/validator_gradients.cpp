@@ -65,7 +65,9 @@ void Validator::end_backward() {
           settled,
           "the gradient of parameter " + parameter->name,
           "it stays Partial: nobody reduces it; apply the plan with reduce_gradients, or reduce "
-          "over ResolvedParameter::reduce_axes",
+          "over ResolvedParameter::reduce_axes. If it is not Partial, remove a hook on it that "
+          "does "
+          "something else on each rank",
           /*include_data_axes=*/false
       );
     }
@@ -112,8 +114,8 @@ void Validator::check_boundary_gradients(const GradientLayouts& gradients) {
       continue;
     }
     const ResolvedBoundary& boundary = plan_.boundaries[static_cast<std::size_t>(crossing->second)];
-    if (boundary.backward.has_value() && boundary.backward->arriving == found.arriving &&
-        boundary.backward->leaving == found.leaving) {
+    if (boundary.backward.has_value() && are_alike(boundary.backward->arriving, found.arriving) &&
+        are_alike(boundary.backward->leaving, found.leaving)) {
       continue;
     }
     agreement_.fail(
