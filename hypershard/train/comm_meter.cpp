@@ -54,6 +54,7 @@ comm::CommStats CommMeter::stats(layout::Tier tier) const {
       const comm::CommStats own = communicator->stats();
       sum.wait_ns += own.wait_ns;
       sum.asleep_ns += own.asleep_ns;
+      sum.late_ns += own.late_ns;
       sum.reduce_ns += own.reduce_ns;
       sum.staged_bytes += own.staged_bytes;
       sum.busy_ns += own.busy_ns;

@@ -212,11 +212,13 @@ void Job::send(int signal) {
 }
 
 int Job::wait_ms() const {
+  // Another thread of this process may be given a SIGCHLD, and drop it: look without one as well.
+  constexpr int kLookMs = 200;
   const double deadline = terminate_at_s_ > 0 ? terminate_at_s_ : kill_at_s_;
   if (deadline <= 0) {
-    return -1;
+    return kLookMs;
   }
-  return std::max(0, static_cast<int>((deadline - now_s()) * 1000) + 1);
+  return std::clamp(static_cast<int>((deadline - now_s()) * 1000) + 1, 0, kLookMs);
 }
 
 bool Job::any_alive() const {

@@ -104,7 +104,10 @@ std::string to_json(const StepMetrics& metrics) {
       {"tokens_per_s", metrics.tokens_per_s},
       {"mfu", optional_number(metrics.mfu)},
       {"exposed_comm_share", metrics.exposed_comm_share},
+      {"exposed_inside_share", metrics.exposed_inside_share},
       {"exposed_between_share", metrics.exposed_between_share},
+      {"inside_bytes_per_s", optional_number(metrics.inside_bytes_per_s)},
+      {"inside_overlap", optional_number(metrics.inside_overlap)},
       {"between_bytes_per_s", optional_number(metrics.between_bytes_per_s)},
       {"between_overlap", optional_number(metrics.between_overlap)},
       {"peak_bytes", metrics.peak_bytes},
@@ -115,6 +118,7 @@ std::string to_json(const StepMetrics& metrics) {
       {"gathered_bytes", metrics.gathered_bytes},
       {"reduced_bytes", metrics.reduced_bytes},
       {"published_bytes", metrics.published_bytes},
+      {"inside_bytes", metrics.inside_bytes},
       {"between_bytes", metrics.between_bytes},
   }
       .dump();
@@ -134,7 +138,10 @@ StepMetrics parse_metrics(std::string_view line) {
         .tokens_per_s = number_or_nan(object, "tokens_per_s"),
         .mfu = read_optional(object, "mfu"),
         .exposed_comm_share = number_or_nan(object, "exposed_comm_share"),
+        .exposed_inside_share = number_or_nan(object, "exposed_inside_share"),
         .exposed_between_share = number_or_nan(object, "exposed_between_share"),
+        .inside_bytes_per_s = read_optional(object, "inside_bytes_per_s"),
+        .inside_overlap = read_optional(object, "inside_overlap"),
         .between_bytes_per_s = read_optional(object, "between_bytes_per_s"),
         .between_overlap = read_optional(object, "between_overlap"),
         .peak_bytes = object.at("peak_bytes").get<std::int64_t>(),
@@ -145,6 +152,7 @@ StepMetrics parse_metrics(std::string_view line) {
         .gathered_bytes = object.at("gathered_bytes").get<std::int64_t>(),
         .reduced_bytes = object.at("reduced_bytes").get<std::int64_t>(),
         .published_bytes = object.at("published_bytes").get<std::int64_t>(),
+        .inside_bytes = object.at("inside_bytes").get<std::int64_t>(),
         .between_bytes = object.at("between_bytes").get<std::int64_t>()
     };
   } catch (const nlohmann::json::exception& error) {

@@ -21,10 +21,13 @@ struct StepMetrics {
   double tokens_per_s = 0;
   std::optional<double> mfu = {};    ///< share of the GEMM peak measured at start
   double exposed_comm_share = 0;     ///< share of step_ms in which ranks stood waiting, their mean
-  double exposed_between_share = 0;  ///< of that, for what crosses supernodes
-  /// What a rank sent to other supernodes in a second during which something of its was on the way,
-  /// and how much of that time it did not stand waiting; only where something crossed.
-  std::optional<double> between_bytes_per_s = {};
+  double exposed_inside_share = 0;   ///< of that, for what stays inside supernodes
+  double exposed_between_share = 0;  ///< and for what crosses them
+  /// What a rank sent inside its supernode in a second during which something of its was on the
+  /// way, and how much of that time it did not stand waiting; only where something was.
+  std::optional<double> inside_bytes_per_s = {};
+  std::optional<double> inside_overlap = {};
+  std::optional<double> between_bytes_per_s = {};  ///< the same, to other supernodes
   std::optional<double> between_overlap = {};
   std::int64_t peak_bytes = 0;  ///< resident memory at its highest, the largest rank
   /// Memory of the whole job, shared pages counted once (sum of PSS); only where it was measured:
@@ -36,6 +39,7 @@ struct StepMetrics {
   std::int64_t gathered_bytes = 0;
   std::int64_t reduced_bytes = 0;
   std::int64_t published_bytes = 0;
+  std::int64_t inside_bytes = 0;   ///< sent inside supernodes, or what memory made needless to send
   std::int64_t between_bytes = 0;  ///< sent to other supernodes
 
   bool operator==(const StepMetrics&) const = default;

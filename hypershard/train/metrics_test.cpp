@@ -49,7 +49,10 @@ StepMetrics awkward_metrics() {
       .tokens_per_s = 1e17 + 3,
       .mfu = std::nullopt,
       .exposed_comm_share = 0.25,
+      .exposed_inside_share = 0.1,
       .exposed_between_share = 0.125,
+      .inside_bytes_per_s = 2.0 / 3.0,
+      .inside_overlap = 1e-9,
       .between_bytes_per_s = 1.25e8,
       .between_overlap = 0.75,
       .peak_bytes = (std::int64_t{1} << 62) + 1,
@@ -60,7 +63,8 @@ StepMetrics awkward_metrics() {
       .gathered_bytes = 3,
       .reduced_bytes = 4,
       .published_bytes = 5,
-      .between_bytes = 6
+      .inside_bytes = 6,
+      .between_bytes = 7
   };
 }
 

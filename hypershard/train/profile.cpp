@@ -171,12 +171,13 @@ std::string describe_modules(const Profile& profile) {
 
 std::string describe_memory(const MemoryUse& memory) {
   const MemoryPlan& plan = memory.plan;
-  const std::int64_t known = memory.process + plan.own() + plan.shared_runtime;
+  const std::int64_t known =
+      memory.process + plan.own() + plan.shared_runtime + plan.shared_unsharded;
   const std::pair<const char*, std::int64_t> rows[] = {
       {"program and libraries", memory.process},
       {"parameters, one copy for all ranks of a supernode", plan.shared_runtime},
       {"parameters, this rank's own", plan.runtime},
-      {"parameters of unsharded units", plan.unsharded},
+      {"parameters of unsharded units", plan.unsharded + plan.shared_unsharded},
       {"update parameters apart from those", plan.update},
       {"gradient buffers", plan.gradient_buffers},
       {"reduced gradients", plan.gradients},

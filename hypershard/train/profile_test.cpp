@@ -2,7 +2,11 @@
 #include "hypershard/train/profile.h"
 
 #include <cmath>
-#include <numeric>
+#include <cstdint>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -69,13 +73,56 @@ TEST(ProfileTest, ModulesThatDifferInAnIndexAreOneRow) {
   EXPECT_DOUBLE_EQ(profile.modules[1].wait_ms, 1.5);
 }
 
+/// The rows of a report's memory that add up, and the sum below them, in MiB; those after it are
+/// left out.
+std::map<std::string, double> memory_rows(const std::string& text) {
+  std::map<std::string, double> rows;
+  std::istringstream lines(text.substr(text.find("  memory")));
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line)) {
+    const std::size_t unit = line.find(" MiB");
+    const std::size_t number = line.rfind("  ", unit);
+    EXPECT_NE(unit, std::string::npos) << line;
+    const std::string name = line.substr(2, line.find("  ", 2) - 2);
+    rows[name] = std::stod(line.substr(number));
+    if (name.starts_with("sum")) {
+      break;
+    }
+  }
+  return rows;
+}
+
 TEST(ProfileTest, MemoryRowsAddUpToThePeak) {
-  MemoryUse memory{.process = 100 << 20, .peak = 300 << 20, .job = 400 << 20, .plan = {}};
-  memory.plan.optimizer = 50 << 20;
-  memory.plan.shared_runtime = 30 << 20;
+  constexpr std::int64_t kMiB = 1 << 20;
+  const MemoryUse memory{
+      .process = 100 * kMiB,
+      .peak = 300 * kMiB,
+      .job = 400 * kMiB,
+      .plan =
+          {.runtime = 1 * kMiB,
+           .shared_runtime = 2 * kMiB,
+           .shared_unsharded = 3 * kMiB,
+           .unsharded = 4 * kMiB,
+           .gradient_buffers = 5 * kMiB,
+           .gradients = 6 * kMiB,
+           .update = 7 * kMiB,
+           .optimizer = 8 * kMiB}
+  };
   const std::string text = describe(make_profile(some_shares(), memory));
-  EXPECT_NE(text.find("120 MiB"), std::string::npos) << text;  // the rest
   EXPECT_NE(text.find("400 MiB"), std::string::npos) << text;
+  std::map<std::string, double> rows = memory_rows(text);
+  const double sum = rows["sum: resident at its highest"];
+  rows.erase("sum: resident at its highest");
+  EXPECT_DOUBLE_EQ(sum, 300) << text;
+  EXPECT_DOUBLE_EQ(rows["program and libraries"], 100) << text;
+  EXPECT_DOUBLE_EQ(rows["optimizer state"], 8) << text;
+  EXPECT_DOUBLE_EQ(rows["activations, workspace and the rest"], 300 - 100 - 36) << text;
+  double added = 0;
+  for (const auto& [name, mib] : rows) {
+    added += mib;
+  }
+  EXPECT_DOUBLE_EQ(added, sum) << text;
 }
 
 TEST(ProfileTest, WithoutAStepItSaysSo) {

@@ -81,6 +81,10 @@ std::string progress_line(const StepMetrics& metrics, const ProgressState& state
     line += "  MFU " + percent(*metrics.mfu);
   }
   line += "  comm " + percent(metrics.exposed_comm_share);
+  if (metrics.between_bytes > 0) {
+    line += " (inside " + percent(metrics.exposed_inside_share) + ", between " +
+            percent(metrics.exposed_between_share) + ")";
+  }
   line += "  " + short_bytes(metrics.peak_bytes);
   return line + "  eta " + short_duration(state.remaining_s);
 }

@@ -19,7 +19,7 @@ struct ProgressState {
 };
 
 /// Writes e.g. `step 120/600  loss 2.1034  eval 2.0911  12.3k tok/s  MFU 61%  comm 2.1%  312 MiB
-/// eta 2:31`.
+/// eta 2:31`; where something crosses supernodes `comm 2.1% (inside 1.2%, between 0.9%)`.
 std::string progress_line(const StepMetrics& metrics, const ProgressState& state);
 
 /// Writes `12.3k`, `4.56M`, `789`: three digits and a unit.

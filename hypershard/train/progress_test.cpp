@@ -50,6 +50,15 @@ TEST(ProgressTest, ShowsWhatAPersonNeeds) {
   );
 }
 
+TEST(ProgressTest, ShowsBothTiersWhereThereAreTwo) {
+  StepMetrics metrics = some_metrics(20);
+  metrics.exposed_inside_share = 0.0121;
+  metrics.exposed_between_share = 0.0092;
+  metrics.between_bytes = 1;
+  const std::string line = progress_line(metrics, {.steps = 600});
+  EXPECT_NE(line.find("comm 2.1% (inside 1.2%, between 0.9%)  312 MiB"), std::string::npos) << line;
+}
+
 TEST(ProgressTest, LeavesOutWhatIsUnknown) {
   StepMetrics metrics = some_metrics(1);
   metrics.mfu.reset();

@@ -199,11 +199,14 @@ void bind_batch(Schema& schema, BatchSection& batch) {
       .bind_choice(
           "sync",
           &batch.sync,
-          {{"every", Sync::kEvery}, {"last", Sync::kLast}, {"inner", Sync::kInner}},
+          {{"auto", Sync::kAuto},
+           {"every", Sync::kEvery},
+           {"last", Sync::kLast},
+           {"inner", Sync::kInner}},
           {.doc =
                "When gradients are reduced: in every micro-batch (least memory), in the last one "
                "only (least communication), or inside `shard` in every one and over `replicate` "
-               "in the last."}
+               "in the last; auto: inner where replicate is larger than 1, else every."}
       );
 }
 

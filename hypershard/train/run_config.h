@@ -124,6 +124,7 @@ struct ScheduleSection {
 
 /// What is communicated between the micro-batches of a step.
 enum class Sync : std::uint8_t {
+  kAuto,   ///< kInner if there is a `replicate` axis, else kEvery
   kEvery,  ///< each micro-batch is reduced: least memory
   kLast,   ///< gradients stay local until the last: least communication, a whole gradient a rank
   kInner,  ///< reduce inside `shard` each time, across `replicate` on the last
@@ -133,7 +134,7 @@ enum class Sync : std::uint8_t {
 struct BatchSection {
   std::int64_t global_batch = 16;
   std::int64_t accumulation = 1;
-  Sync sync = Sync::kEvery;
+  Sync sync = Sync::kAuto;
 };
 
 /// When held-out loss is measured.

@@ -112,6 +112,41 @@ TEST(RunConfigTest, LayoutsAreStatedForAllPlanesOverDataAxes) {
   );
 }
 
+std::vector<std::string> split_along(
+    const std::string& runtime, const std::string& gradient, const std::string& update
+) {
+  return {
+      "parallel.split_runtime=" + runtime,
+      "parallel.split_gradient=" + gradient,
+      "parallel.split_update=" + update
+  };
+}
+
+TEST(RunConfigTest, StatedLayoutsThatDoNotNestAreRefusedAtTheirKey) {
+  const std::string both = "[\"replicate\", \"shard\"]";
+  const std::string shard = "[\"shard\"]";
+  const std::string replicate = "[\"replicate\"]";
+  expect_problem(
+      problem_of(kSmallest, split_along("[]", shard, "[]")),
+      {"parallel.split_gradient", "not by the update layout", "gradient it never receives"}
+  );
+  expect_problem(
+      problem_of(kSmallest, split_along("[]", replicate, both)),
+      {"parallel.split_gradient", "cut first along 'shard'", "'replicate' only"}
+  );
+  expect_problem(
+      problem_of(kSmallest, split_along(replicate, both, both)),
+      {"parallel.split_runtime", "cut first along 'shard'", "'replicate' only"}
+  );
+  expect_problem(
+      problem_of(kSmallest, split_along(shard, "[]", shard)),
+      {"parallel.split_gradient", "not split along 'shard'", "split_runtime"}
+  );
+  EXPECT_EQ(problem_of(kSmallest, split_along("[]", shard, both)), "(no error)");
+  EXPECT_EQ(problem_of(kSmallest, split_along(shard, both, both)), "(no error)");
+  EXPECT_EQ(problem_of(kSmallest, split_along("[]", replicate, replicate)), "(no error)");
+}
+
 TEST(RunConfigTest, PlanRulesAreReadWithTheRest) {
   RunConfigFile file;
   file.load_text(

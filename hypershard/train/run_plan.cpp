@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include "hypershard/comm/fake/fake_world.h"
+#include "hypershard/comm/traffic.h"
 #include "hypershard/core/error.h"
+#include "hypershard/layout/sharding.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/plan/parameter_specs.h"
 #include "hypershard/shard/engine.h"
@@ -25,11 +29,64 @@ std::int64_t item_bytes(c10::ScalarType dtype) {
   return static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
+// A gather or a scatter of so many elements by rank, as its communicator will count it.
+PlannedCollective planned_exchange(
+    Phase phase,
+    comm::Op op,
+    const comm::Communicator& ranks,
+    const std::string& unit,
+    const std::vector<std::int64_t>& counts,
+    c10::ScalarType dtype
+) {
+  const comm::Traffic traffic = op == comm::Op::kAllGather
+                                    ? comm::gather_traffic(counts, ranks.rank())
+                                    : comm::scatter_traffic(counts, ranks.rank());
+  const std::int64_t numel = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  return {
+      .phase = phase,
+      .op = op,
+      .axis = ranks.info().name,
+      .tier = ranks.info().tier,
+      .unit = unit,
+      .payload_bytes = numel * item_bytes(dtype),
+      .sent_bytes = traffic.sent * item_bytes(dtype)
+  };
+}
+
+PlannedCollective planned_sum(
+    const comm::Communicator& ranks,
+    const std::string& unit,
+    std::int64_t numel,
+    c10::ScalarType dtype
+) {
+  const std::int64_t item = item_bytes(dtype);
+  return {
+      .phase = Phase::kReduce,
+      .op = comm::Op::kAllReduce,
+      .axis = ranks.info().name,
+      .tier = ranks.info().tier,
+      .unit = unit,
+      .payload_bytes = numel * item,
+      .sent_bytes = comm::all_reduce_traffic(numel, item, ranks.rank(), ranks.size()).sent
+  };
+}
+
+// How many elements each rank of a supernode takes across where all of them get the whole sum:
+// whole alignments, balanced.
+std::vector<std::int64_t> crossing_shares(const layout::GroupPacking& packing, int num_ranks) {
+  std::vector<std::int64_t> shares;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const std::int64_t units = packing.numel / packing.alignment;
+    shares.push_back(layout::cut_piece(units, num_ranks, rank).numel() * packing.alignment);
+  }
+  return shares;
+}
+
 // Adds up what the engine's structure implies.
 class Planner {
  public:
-  Planner(const RunConfig& config, const shard::Engine& engine, const layout::DeviceMesh& mesh)
-      : config_(config), engine_(engine), mesh_(mesh) {}
+  Planner(const RunConfig& config, const shard::Engine& engine)
+      : config_(config), engine_(engine) {}
 
   void fill(RunPlan& plan);
 
@@ -37,6 +94,7 @@ class Planner {
   const shard::DataParallel& parallel() const { return engine_.parallel(); }
   UnitPlan plan_unit(const shard::Unit& unit) const;
   void add_step(std::vector<PlannedCollective>& out) const;
+  void add_publish(std::vector<PlannedCollective>& out) const;
   void add_gathers(
       std::vector<PlannedCollective>& out,
       Phase phase,
@@ -60,26 +118,24 @@ class Planner {
       const shard::ParamGroup& group,
       int level
   ) const;
-  void add(
+  void add_whole_sums(
       std::vector<PlannedCollective>& out,
-      Phase phase,
-      comm::Op op,
-      const shard::DataAxis& axis,
-      const std::string& communicator,
       const std::string& unit,
-      std::int64_t bytes
+      const shard::ParamGroup& group,
+      bool crosses_replicas
   ) const;
   bool has_outer_reduction() const;
+  bool measures_buckets() const;
   void add_plan_reduce(std::vector<PlannedCollective>& out, const shard::ParamGroup& group) const;
+  GroupMemory group_memory(const shard::ParamGroup& group) const;
   MemoryPlan plan_memory() const;
   std::int64_t gradient_buffer_bytes() const;
   std::int64_t slice_bytes() const;
   bool uses_up_gradients(const shard::ParamGroup& group) const;
-  std::int64_t unsharded_bytes() const;
+  std::int64_t unsharded_bytes(shard::RuntimeMode mode) const;
 
   const RunConfig& config_;
   const shard::Engine& engine_;
-  const layout::DeviceMesh& mesh_;
 };
 
 void Planner::fill(RunPlan& plan) {
@@ -87,6 +143,7 @@ void Planner::fill(RunPlan& plan) {
     plan.units.push_back(plan_unit(*unit));
   }
   plan.why_not_shared = engine_.why_not_shared();
+  plan.measures_buckets = measures_buckets();
   add_step(plan.collectives);
   plan.memory = plan_memory();
 }
@@ -105,33 +162,11 @@ UnitPlan Planner::plan_unit(const shard::Unit& unit) const {
          .compute = dtype_word(dtypes.compute),
          .reduce = dtype_word(dtypes.reduce),
          .update = dtype_word(dtypes.update),
-         .runtime = to_text(group->mode())}
+         .runtime = to_text(group->mode()),
+         .memory = group_memory(*group)}
     );
   }
   return plan;
-}
-
-void Planner::add(
-    std::vector<PlannedCollective>& out,
-    Phase phase,
-    comm::Op op,
-    const shard::DataAxis& axis,
-    const std::string& communicator,
-    const std::string& unit,
-    std::int64_t bytes
-) const {
-  // A rank passes on all but its own part: once for a gather or a scatter, twice for an all-reduce.
-  const std::int64_t once = bytes - bytes / axis.size;
-  const std::vector<std::string> names = {axis.name};
-  out.push_back(
-      {.phase = phase,
-       .op = op,
-       .axis = communicator,
-       .tier = mesh_.tier(names),
-       .unit = unit,
-       .payload_bytes = bytes,
-       .sent_bytes = op == comm::Op::kAllReduce ? 2 * once : once}
-  );
 }
 
 void Planner::add_gathers(
@@ -144,10 +179,14 @@ void Planner::add_gathers(
   for (int level = from_level - 1; level >= to_level; --level) {
     const shard::DataAxis& axis = parallel().cuts[static_cast<std::size_t>(level)];
     if (axis.size > 1) {
-      const auto coords = parallel().coordinates(level);
-      const std::int64_t bytes =
-          group.packing().range(coords).numel() * item_bytes(group.dtypes().storage);
-      add(out, phase, comm::Op::kAllGather, axis, axis.gather->info().name, group.unit(), bytes);
+      out.push_back(planned_exchange(
+          phase,
+          comm::Op::kAllGather,
+          *axis.gather,
+          group.unit(),
+          group.packing().counts(parallel().coordinates(level)),
+          group.dtypes().storage
+      ));
     }
   }
 }
@@ -155,8 +194,9 @@ void Planner::add_gathers(
 void Planner::add_unshard(std::vector<PlannedCollective>& out, Phase phase, const shard::Unit& unit)
     const {
   for (const auto& group : unit.groups()) {
-    if (group->mode() == shard::RuntimeMode::kGathered) {
-      add_gathers(out, phase, *group, parallel().runtime_levels, 0);
+    if (group->gathers()) {
+      const bool is_shared = group->mode() == shard::RuntimeMode::kPooled;
+      add_gathers(out, phase, *group, parallel().runtime_levels, is_shared ? 1 : 0);
     }
   }
 }
@@ -171,7 +211,6 @@ void Planner::add_reduce(
     if (!group->trainable()) {
       continue;
     }
-    const std::int64_t item = item_bytes(group->dtypes().reduce);
     for (int level = 0; level < parallel().gradient_levels; ++level) {
       const shard::DataAxis& axis = parallel().cuts[static_cast<std::size_t>(level)];
       if (axis.size > 1 && axis.name == parallel().replicate_axis) {
@@ -179,32 +218,56 @@ void Planner::add_reduce(
           add_crossing(out, crossings, unit, *group, level);
         }
       } else if (axis.size > 1) {
-        const std::int64_t bytes =
-            group->packing().range(parallel().coordinates(level)).numel() * item;
-        add(out,
+        out.push_back(planned_exchange(
             Phase::kReduce,
             comm::Op::kReduceScatter,
-            axis,
-            axis.reduce->info().name,
+            *axis.reduce,
             unit.path(),
-            bytes);
+            group->packing().counts(parallel().coordinates(level)),
+            group->dtypes().reduce
+        ));
       }
     }
-    for (const shard::DataAxis& axis : parallel().summed) {
-      if (axis.size > 1 && (crosses_replicas || axis.name != "replicate")) {
-        const std::int64_t bytes = group->gradient_range().numel() * item;
-        add(out,
-            Phase::kReduce,
-            comm::Op::kAllReduce,
-            axis,
-            axis.reduce->info().name,
-            unit.path(),
-            bytes);
-      }
-    }
+    add_whole_sums(out, unit.path(), *group, crosses_replicas);
     if (crosses_replicas || !has_outer_reduction()) {
       add_plan_reduce(out, *group);
     }
+  }
+}
+
+// Sums that every rank gets whole. Over two tiers each rank of a supernode takes a share of them
+// across: NOTE [steps of a reduction].
+void Planner::add_whole_sums(
+    std::vector<PlannedCollective>& out,
+    const std::string& unit,
+    const shard::ParamGroup& group,
+    bool crosses_replicas
+) const {
+  const shard::GroupDtypes& dtypes = group.dtypes();
+  const bool joins = group.joins_inside();
+  const auto exchange_shares = [&](comm::Op op, const comm::Communicator& ranks) {
+    const std::vector<std::int64_t> shares = crossing_shares(group.packing(), ranks.size());
+    out.push_back(planned_exchange(Phase::kReduce, op, ranks, unit, shares, dtypes.reduce));
+  };
+  const std::int64_t whole = group.gradient_range().numel();
+  for (const shard::DataAxis& axis : parallel().summed) {
+    if (axis.size == 1) {
+      continue;
+    }
+    if (axis.name == parallel().replicate_axis) {
+      if (crosses_replicas) {
+        const std::int64_t share = joins ? group.crossing_range().numel() : whole;
+        const c10::ScalarType wire = dtypes.wire.value_or(dtypes.reduce);
+        out.push_back(planned_sum(*axis.reduce, unit, share, wire));
+      }
+    } else if (joins) {
+      exchange_shares(comm::Op::kReduceScatter, *axis.reduce);
+    } else {
+      out.push_back(planned_sum(*axis.reduce, unit, whole, dtypes.reduce));
+    }
+  }
+  if (joins && crosses_replicas) {
+    exchange_shares(comm::Op::kAllGather, *parallel().summed.front().gather);
   }
 }
 
@@ -219,19 +282,24 @@ void Planner::add_crossing(
   const shard::DataAxis& axis = parallel().cuts[static_cast<std::size_t>(level)];
   const shard::GroupDtypes& dtypes = group.dtypes();
   const c10::ScalarType wire = dtypes.wire.value_or(dtypes.reduce);
-  const std::int64_t bytes =
-      group.packing().range(parallel().coordinates(level)).numel() * item_bytes(wire);
   const std::string& bucket = engine_.buckets().name_of(unit.index());
   const std::string kind = concat_text(
       bucket, '/', dtype_word(wire), '/', dtype_word(dtypes.update), group.reduce_axes().empty()
   );
+  const PlannedCollective crossing = planned_exchange(
+      Phase::kReduce,
+      comm::Op::kReduceScatter,
+      *axis.reduce,
+      bucket,
+      group.packing().counts(parallel().coordinates(level)),
+      wire
+  );
   const auto [at, is_new] = crossings.try_emplace(kind, out.size());
-  const std::string& ranks = axis.reduce->info().name;
-  add(out, Phase::kReduce, comm::Op::kReduceScatter, axis, ranks, bucket, bytes);
-  if (!is_new) {
-    out[at->second].payload_bytes += out.back().payload_bytes;
-    out[at->second].sent_bytes += out.back().sent_bytes;
-    out.pop_back();
+  if (is_new) {
+    out.push_back(crossing);
+  } else {
+    out[at->second].payload_bytes += crossing.payload_bytes;
+    out[at->second].sent_bytes += crossing.sent_bytes;
   }
 }
 
@@ -252,20 +320,32 @@ void Planner::add_plan_reduce(std::vector<PlannedCollective>& out, const shard::
   if (axes.empty()) {
     return;
   }
-  const comm::Communicator& ranks = *parallel().plan_reduce.at(axes);
-  const std::int64_t bytes = group.gradient_range().numel() * item_bytes(group.dtypes().reduce);
-  out.push_back(
-      {.phase = Phase::kReduce,
-       .op = comm::Op::kAllReduce,
-       .axis = ranks.info().name,
-       .tier = mesh_.tier(axes),
-       .unit = group.unit(),
-       .payload_bytes = bytes,
-       .sent_bytes = 2 * (bytes - bytes / ranks.size())}
+  out.push_back(planned_sum(
+      *parallel().plan_reduce.at(axes),
+      group.unit(),
+      group.gradient_range().numel(),
+      group.dtypes().reduce
+  ));
+}
+
+// Tells whether a run measures its link to choose buckets, of which a plan knows nothing.
+bool Planner::measures_buckets() const {
+  if (config_.parallel.bucket_bytes >= 0) {
+    return false;
+  }
+  const auto& cuts = parallel().cuts;
+  return std::any_of(
+      cuts.begin(),
+      cuts.begin() + parallel().gradient_levels,
+      [&](const auto& axis) {
+        const bool is_link = axis.reduce->info().tier == layout::Tier::kInter ||
+                             config_.parallel.backend == comm::Backend::kC10d;
+        return axis.name == parallel().replicate_axis && axis.size > 1 && is_link;
+      }
   );
 }
 
-void Planner::add_step(std::vector<PlannedCollective>& out) const {
+void Planner::add_publish(std::vector<PlannedCollective>& out) const {
   for (const auto& unit : engine_.units()) {
     for (const auto& group : unit->groups()) {
       add_gathers(
@@ -273,10 +353,16 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
       );
     }
   }
+}
+
+void Planner::add_step(std::vector<PlannedCollective>& out) const {
   const std::int64_t num_micro = config_.batch.accumulation;
   const auto& units = engine_.units();
   for (std::int64_t micro = 0; micro < num_micro; ++micro) {
     const bool is_last = micro + 1 == num_micro;
+    if (micro == 0 || gradient_sync(config_) == Sync::kEvery) {
+      add_publish(out);  // the backward before reduced over all axes: NOTE [write window]
+    }
     for (const auto& unit : units) {
       add_unshard(out, Phase::kForward, *unit);
     }
@@ -285,16 +371,20 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
       if (units[i]->reshard_after_forward) {
         add_unshard(out, Phase::kBackward, *units[i]);
       }
-      if (is_last || config_.batch.sync != Sync::kLast) {
-        add_reduce(out, crossings, *units[i], is_last || config_.batch.sync != Sync::kInner);
+      if (is_last || gradient_sync(config_) != Sync::kLast) {
+        add_reduce(out, crossings, *units[i], is_last || gradient_sync(config_) != Sync::kInner);
       }
     }
   }
 }
 
 std::int64_t Planner::gradient_buffer_bytes() const {
+  const bool accumulates = config_.batch.accumulation > 1;
+  const bool adds_up = accumulates && gradient_sync(config_) == Sync::kEvery;
+  const bool holds = accumulates && gradient_sync(config_) == Sync::kLast;
   // Units of one size take turns in a ring; a size of its own has one buffer.
   std::map<std::int64_t, int> units_of_size;
+  std::set<std::int64_t> sizes_of_whole;  // gradients that are written where they come to rest
   for (const auto& unit : engine_.units()) {
     bool needs_buffer = false;
     for (const auto& group : unit->groups()) {
@@ -303,20 +393,25 @@ std::int64_t Planner::gradient_buffer_bytes() const {
     }
     if (needs_buffer) {
       ++units_of_size[unit->gradient_bytes()];
+    } else if (adds_up) {
+      sizes_of_whole.insert(unit->gradient_bytes());  // which hold a sum already
     }
   }
-  std::int64_t sum = 0;
+  // Buffers that are held until the last micro-batch stand in for the ring; where peers read it, it
+  // is there all the same.
+  const bool is_shared =
+      parallel().gradient_levels > 0 && parallel().cuts.front().reduce->has_shared_memory();
+  std::int64_t sum = std::accumulate(sizes_of_whole.begin(), sizes_of_whole.end(), slice_bytes());
   for (const auto& [bytes, count] : units_of_size) {
-    const int held =
-        config_.batch.sync == Sync::kLast && config_.batch.accumulation > 1 ? count : 0;
-    sum += bytes * std::max(held, std::min(count, engine_.gradient_buffer_depth()));
+    const int ring = std::min(count, engine_.gradient_buffer_depth());
+    sum += bytes * (holds ? count + (is_shared ? ring : 0) : ring);
   }
-  return sum + slice_bytes();
+  return sum;
 }
 
 // Sums inside a supernode on their way to the others.
 std::int64_t Planner::slice_bytes() const {
-  const bool adds_up = config_.batch.accumulation > 1 && config_.batch.sync == Sync::kEvery;
+  const bool adds_up = config_.batch.accumulation > 1 && gradient_sync(config_) == Sync::kEvery;
   const bool in_place = adds_up || config_.optimizer.step_in_backward;
   std::map<std::int64_t, int> units_of_size;
   for (const auto& unit : engine_.units()) {
@@ -329,13 +424,13 @@ std::int64_t Planner::slice_bytes() const {
   return sum;
 }
 
-std::int64_t Planner::unsharded_bytes() const {
+std::int64_t Planner::unsharded_bytes(shard::RuntimeMode mode) const {
   std::int64_t always = 0;
   std::vector<std::int64_t> in_turn;
   for (const auto& unit : engine_.units()) {
     std::int64_t bytes = 0;
     for (const auto& group : unit->groups()) {
-      if (group->mode() == shard::RuntimeMode::kGathered) {
+      if (group->mode() == mode) {
         bytes += group->whole_compute_bytes();
         bytes +=
             group->dtypes().storage == group->dtypes().compute ? 0 : group->whole_storage_bytes();
@@ -359,33 +454,47 @@ std::int64_t Planner::unsharded_bytes() const {
 
 // Then a reduced gradient never leaves the buffer it was reduced in.
 bool Planner::uses_up_gradients(const shard::ParamGroup& group) const {
-  const bool adds_up = config_.batch.accumulation > 1 && config_.batch.sync != Sync::kLast;
+  const bool adds_up = config_.batch.accumulation > 1 && gradient_sync(config_) != Sync::kLast;
   return config_.optimizer.step_in_backward && !adds_up &&
          group.dtypes().reduce == group.dtypes().update &&
          group.gradient_range().numel() != group.packing().numel;
 }
 
-MemoryPlan Planner::plan_memory() const {
-  MemoryPlan memory;
+GroupMemory Planner::group_memory(const shard::ParamGroup& group) const {
   const int states = config_.optimizer.kind == OptimizerKind::kAdamW ? 2
                      : config_.optimizer.momentum > 0                ? 1
                                                                      : 0;
+  const bool keeps_partial = config_.batch.accumulation > 1 &&
+                             gradient_sync(config_) == Sync::kInner && has_outer_reduction();
+  const std::int64_t update_item = item_bytes(group.dtypes().update);
+  const std::int64_t update_bytes = group.update_range().numel() * update_item;
+  GroupMemory memory;
+  if (group.mode() == shard::RuntimeMode::kShared) {
+    memory.shared_runtime = group.whole_storage_bytes();
+  } else {
+    memory.runtime = group.runtime_range().numel() * item_bytes(group.dtypes().storage);
+  }
+  memory.gradients = uses_up_gradients(group) ? 0 : group.gradient_range().numel() * update_item;
+  memory.gradients += keeps_partial ? group.crossing_range().numel() * update_item : 0;
+  memory.update = group.update_is_runtime() ? 0 : update_bytes;
+  memory.optimizer = states * update_bytes;
+  return memory;
+}
+
+MemoryPlan Planner::plan_memory() const {
+  MemoryPlan memory;
   for (const auto& unit : engine_.units()) {
     for (const auto& group : unit->groups()) {
-      const std::int64_t update_item = item_bytes(group->dtypes().update);
-      const std::int64_t update_bytes = group->update_range().numel() * update_item;
-      if (group->mode() == shard::RuntimeMode::kShared) {
-        memory.shared_runtime += group->whole_storage_bytes();
-      } else {
-        memory.runtime += group->runtime_range().numel() * item_bytes(group->dtypes().storage);
-      }
-      memory.gradients +=
-          uses_up_gradients(*group) ? 0 : group->gradient_range().numel() * update_item;
-      memory.update += group->update_is_runtime() ? 0 : update_bytes;
-      memory.optimizer += states * update_bytes;
+      const GroupMemory own = group_memory(*group);
+      memory.runtime += own.runtime;
+      memory.shared_runtime += own.shared_runtime;
+      memory.gradients += own.gradients;
+      memory.update += own.update;
+      memory.optimizer += own.optimizer;
     }
   }
-  memory.unsharded = unsharded_bytes();
+  memory.unsharded = unsharded_bytes(shard::RuntimeMode::kGathered);
+  memory.shared_unsharded = unsharded_bytes(shard::RuntimeMode::kPooled);
   memory.gradient_buffers = gradient_buffer_bytes();
   return memory;
 }
@@ -447,7 +556,7 @@ RunPlan plan_run(const RunConfig& config, std::int64_t vocab_size, int world_siz
   options.initial_values = shard::InitialValues::kTrust;  // there is nobody to compare with
   const shard::ShardedModel sharded = shard::fully_shard(model, *mesh, options);
   plan.layouts = sharded.engine().parallel().layouts;
-  Planner(config, sharded.engine(), mesh->mesh()).fill(plan);
+  Planner(config, sharded.engine()).fill(plan);
   return plan;
 }
 

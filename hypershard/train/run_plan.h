@@ -16,6 +16,17 @@
 
 namespace hypershard::train {
 
+/// Memory that a group takes on one rank for as long as the run lasts. Units: bytes.
+struct GroupMemory {
+  std::int64_t runtime = 0;         ///< sharded or resident runtime parameters
+  std::int64_t shared_runtime = 0;  ///< whole parameters, once for all ranks of a supernode
+  std::int64_t update = 0;          ///< update parameters, where they are apart from runtime
+  std::int64_t optimizer = 0;       ///< optimizer state
+  std::int64_t gradients = 0;       ///< reduced gradients
+
+  bool operator==(const GroupMemory&) const = default;
+};
+
 /// One group of a unit. Sizes of the whole group, in elements.
 struct GroupPlan {
   std::string name;
@@ -25,6 +36,7 @@ struct GroupPlan {
   double imbalance = 1;                          ///< the largest share of a rank over the mean
   std::string storage, compute, reduce, update;  ///< dtypes
   std::string runtime;                           ///< shared, gathered or resident
+  GroupMemory memory = {};
 };
 
 /// One unit.
@@ -46,14 +58,16 @@ struct PlannedCollective {
   layout::Tier tier = layout::Tier::kIntra;
   std::string unit;
   std::int64_t payload_bytes = 0;
-  std::int64_t sent_bytes = 0;  ///< that leave this rank at least
+  std::int64_t sent_bytes = 0;  ///< as its communicator will count them
 };
 
 /// Memory of one rank that does not depend on the batch. Units: bytes.
 struct MemoryPlan {
-  std::int64_t runtime = 0;           ///< sharded or resident runtime parameters
-  std::int64_t shared_runtime = 0;    ///< whole parameters, once for all ranks of a supernode
-  std::int64_t unsharded = 0;         ///< most that is whole at once, in buffers of this rank
+  std::int64_t runtime = 0;         ///< sharded or resident runtime parameters
+  std::int64_t shared_runtime = 0;  ///< whole parameters, once for all ranks of a supernode
+  std::int64_t shared_unsharded =
+      0;                       ///< most that is whole at once, once for all ranks of a supernode
+  std::int64_t unsharded = 0;  ///< the same in buffers of this rank
   std::int64_t gradient_buffers = 0;  ///< whole gradients of the units under way
   std::int64_t gradients = 0;         ///< reduced gradients
   std::int64_t update = 0;            ///< update parameters, where they are apart from runtime
@@ -79,6 +93,7 @@ struct RunPlan {
   std::vector<UnitPlan> units;
   std::string why_not_shared;                  ///< empty if all runtime parameters are
   std::vector<PlannedCollective> collectives;  ///< of a step in the middle of a run
+  bool measures_buckets = false;  ///< a run chooses buckets by its link; here a unit is a bucket
   std::optional<plan::ResolvedPlan> resolved;  ///< with a plan: every boundary, cuts, reductions
   std::vector<PlannedCollective> crossings;    ///< of boundaries and loss in a step
   MemoryPlan memory;

@@ -1,11 +1,12 @@
 // Checks the plan against what a real step does: the log of every rank's communicators.
 #include "hypershard/train/run_plan.h"
 
+#include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -37,34 +38,79 @@ class RunPlanTest : public ::testing::TestWithParam<Case> {
 
 std::unique_ptr<test::TextFolder> RunPlanTest::folder_;
 
-// Empties the logs of a model's communicators, or adds their entries to `out`.
-void visit_logs(const Session& session, std::multiset<Entry>* out) {
-  std::set<comm::Communicator*> seen;
+// Bytes that leave a rank in a step, by communicator and link.
+using SentBytes = std::map<std::pair<std::string, layout::Tier>, std::int64_t>;
+
+/// What one rank communicates in a step.
+struct StepTraffic {
+  std::multiset<Entry> entries;
+  SentBytes sent;
+};
+
+std::set<comm::Communicator*> communicators_of(const Session& session) {
+  std::set<comm::Communicator*> all;
   const shard::DataParallel& parallel = session.sharded().engine().parallel();
   if (session.config().has_plan()) {
-    seen.insert(session.mesh().axis("tp").get());
+    all.insert(session.mesh().axis("tp").get());
   }
   for (const auto& item : parallel.plan_reduce) {
-    seen.insert(item.second.get());
+    all.insert(item.second.get());
   }
   for (const auto* axes : {&parallel.cuts, &parallel.summed}) {
     for (const shard::DataAxis& axis : *axes) {
-      seen.insert(axis.gather.get());
-      seen.insert(axis.reduce.get());
+      all.insert(axis.gather.get());
+      all.insert(axis.reduce.get());
     }
   }
-  for (comm::Communicator* communicator : seen) {
-    if (out == nullptr) {
+  return all;
+}
+
+/// Logs a step of a model's communicators, from its making on.
+class StepLog {
+ public:
+  explicit StepLog(const Session& session) {
+    for (comm::Communicator* communicator : communicators_of(session)) {
       communicator->log().clear();
       communicator->log().keep_all(true);
-      continue;
+      sent_before_[communicator] = communicator->stats().sent_bytes;
     }
-    for (const comm::LogEntry& entry : communicator->log().entries()) {
-      if (entry.unit != "gradient norm" && entry.unit != "agreement") {
-        out->emplace(to_text(entry.op), entry.communicator, entry.unit, entry.payload_bytes);
+  }
+
+  StepTraffic traffic() const {
+    StepTraffic traffic;
+    for (const auto& [communicator, before] : sent_before_) {
+      std::int64_t sent = communicator->stats().sent_bytes - before;
+      for (const comm::LogEntry& entry : communicator->log().entries()) {
+        if (entry.unit == "gradient norm" || entry.unit == "agreement") {
+          sent -= entry.payload_bytes / communicator->size() * (communicator->size() - 1);
+        } else {
+          traffic.entries.emplace(
+              to_text(entry.op), entry.communicator, entry.unit, entry.payload_bytes
+          );
+        }
+      }
+      if (sent != 0) {
+        traffic.sent[{communicator->info().name, communicator->info().tier}] += sent;
+      }
+    }
+    return traffic;
+  }
+
+ private:
+  std::map<comm::Communicator*, std::int64_t> sent_before_;
+};
+
+StepTraffic traffic_of(const RunPlan& plan) {
+  StepTraffic traffic;
+  for (const auto* list : {&plan.collectives, &plan.crossings}) {
+    for (const PlannedCollective& each : *list) {
+      traffic.entries.emplace(to_text(each.op), each.axis, each.unit, each.payload_bytes);
+      if (each.sent_bytes != 0) {
+        traffic.sent[{each.axis, each.tier}] += each.sent_bytes;
       }
     }
   }
+  return traffic;
 }
 
 std::string text_of_entries(const std::multiset<Entry>& entries) {
@@ -75,23 +121,25 @@ std::string text_of_entries(const std::multiset<Entry>& entries) {
   return text;
 }
 
+std::string text_of_sent(const SentBytes& sent) {
+  std::string text;
+  for (const auto& [where, bytes] : sent) {
+    text += where.first + " " + to_text(where.second) + " " + std::to_string(bytes) + "\n";
+  }
+  return text;
+}
+
 TEST_P(RunPlanTest, AgreesWithTheLogOfAStep) {
   const Case& test = GetParam();
   RunConfigFile file;
   folder_->load(file, test.overrides, test.num_ranks);
   const RunConfig& config = file.config();
-  std::vector<std::multiset<Entry>> planned(static_cast<std::size_t>(test.num_ranks));
-  std::vector<std::multiset<Entry>> logged(planned.size());
+  std::vector<RunPlan> plans;
   for (int rank = 0; rank < test.num_ranks; ++rank) {
-    const RunPlan plan = plan_run(config, 256, test.num_ranks, rank);
-    for (const auto* list : {&plan.collectives, &plan.crossings}) {
-      for (const PlannedCollective& each : *list) {
-        planned[static_cast<std::size_t>(rank)].emplace(
-            to_text(each.op), each.axis, each.unit, each.payload_bytes
-        );
-      }
-    }
+    plans.push_back(plan_run(config, 256, test.num_ranks, rank));
   }
+  std::vector<StepTraffic> logged(plans.size());
+  std::vector<std::int64_t> gradient_buffer_bytes(plans.size());
   test::run_on_ranks(
       config,
       test.num_ranks,
@@ -100,18 +148,35 @@ TEST_P(RunPlanTest, AgreesWithTheLogOfAStep) {
         session.initialize();
         run_step(session, 0, {});  // the order of units is agreed on in the first
         run_step(session, 1, {});
-        visit_logs(session, nullptr);
+        const StepLog log(session);
         run_step(session, 2, {});
-        visit_logs(session, &logged[static_cast<std::size_t>(world->rank())]);
+        const auto rank = static_cast<std::size_t>(world->rank());
+        logged[rank] = log.traffic();
+        gradient_buffer_bytes[rank] = session.sharded().counters().gradient_buffer_bytes;
       },
       test.backend
   );
-  for (std::size_t rank = 0; rank < planned.size(); ++rank) {
-    EXPECT_EQ(text_of_entries(planned[rank]), text_of_entries(logged[rank])) << "rank " << rank;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    const StepTraffic planned = traffic_of(plans[rank]);
+    EXPECT_EQ(text_of_entries(planned.entries), text_of_entries(logged[rank].entries))
+        << "rank " << rank;
+    EXPECT_EQ(text_of_sent(planned.sent), text_of_sent(logged[rank].sent)) << "rank " << rank;
+    EXPECT_EQ(plans[rank].memory.gradient_buffers, gradient_buffer_bytes[rank]) << "rank " << rank;
   }
 }
 
 const std::string kOff = "parallel.share=off";
+
+std::vector<std::string> two_tiers(std::vector<std::string> more) {
+  more.emplace_back("parallel.replicate=2");
+  more.emplace_back("parallel.supernodes=2");
+  return more;
+}
+
+std::vector<std::string> two_tiers_accumulated(std::vector<std::string> more) {
+  more.emplace_back("batch.accumulation=2");
+  return two_tiers(std::move(more));
+}
 
 INSTANTIATE_TEST_SUITE_P(
     All,
@@ -122,6 +187,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"zero3_stays_whole", 2, {kOff, "parallel.reshard_after_forward=false"}},
         Case{"zero3_c10d", 2, {"parallel.backend=c10d"}, testing::RankBackend::kGloo},
         Case{"ddp", 2, {"parallel.strategy=ddp"}},
+        Case{"ddp_of_three", 3, {"parallel.strategy=ddp"}},
         Case{"zero1", 3, {"parallel.strategy=zero1", kOff}},
         Case{"zero2", 2, {"parallel.strategy=zero2", kOff}},
         Case{
@@ -148,7 +214,50 @@ INSTANTIATE_TEST_SUITE_P(
              "parallel.bucket_bytes=1000000000",
              "precision.wire=bf16"}
         },
-        Case{"zero3_two_tiers", 4, {"parallel.replicate=2", "parallel.supernodes=2"}},
+        Case{"zero3_two_tiers", 4, two_tiers({})},
+        Case{"zero3_two_tiers_gathered", 4, two_tiers({kOff})},
+        Case{"zero2_two_tiers", 4, two_tiers({"parallel.strategy=zero2"})},
+        Case{"zero1_two_tiers", 4, two_tiers({"parallel.strategy=zero1"})},
+        Case{"ddp_two_tiers", 4, two_tiers({"parallel.strategy=ddp"})},
+        Case{"ddp_in_uneven_shares", 6, two_tiers({"parallel.strategy=ddp"})},
+        Case{"ddp_bf16_between", 4, two_tiers({"parallel.strategy=ddp", "precision.wire=bf16"})},
+        Case{"hsdp_bf16_between", 4, two_tiers({"parallel.strategy=hsdp", "precision.wire=bf16"})},
+        Case{
+            "two_tiers_accumulate_every",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hierarchical", "batch.sync=every"})
+        },
+        Case{
+            "two_tiers_accumulate_last",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hierarchical", "batch.sync=last"})
+        },
+        Case{
+            "two_tiers_accumulate_inner",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hierarchical", "batch.sync=inner"})
+        },
+        Case{
+            "ddp_two_tiers_accumulate_every",
+            4,
+            two_tiers_accumulated({"parallel.strategy=ddp", "batch.sync=every"})
+        },
+        Case{
+            "ddp_two_tiers_accumulate_inner",
+            4,
+            two_tiers_accumulated({"parallel.strategy=ddp", "batch.sync=inner"})
+        },
+        Case{"zero3_two_tiers_accumulate_last", 4, two_tiers_accumulated({"batch.sync=last"})},
+        Case{
+            "hierarchical_buckets_c10d",
+            4,
+            two_tiers(
+                {"parallel.strategy=hierarchical",
+                 "parallel.backend=c10d",
+                 "parallel.bucket_bytes=30000"}
+            ),
+            testing::RankBackend::kGloo
+        },
         Case{
             "stated_layouts",
             4,
@@ -160,6 +269,7 @@ INSTANTIATE_TEST_SUITE_P(
         },
         Case{"accumulate_last", 2, {kOff, "batch.accumulation=3", "batch.sync=last"}},
         Case{"accumulate_every", 2, {kOff, "batch.accumulation=3"}},
+        Case{"zero1_accumulate_every", 2, {"parallel.strategy=zero1", "batch.accumulation=2"}},
         Case{
             "accumulate_inner",
             4,
@@ -225,6 +335,25 @@ TEST(RunPlanSizeTest, BigModelOnManyRanksNeedsNoMemory) {
   EXPECT_NEAR(state, 12.0 * static_cast<double>(plan.parameters) / 64, 0.001 * state);
   EXPECT_NE(describe(plan).find("blocks.0 ... blocks.39 (40 alike)"), std::string::npos)
       << describe(plan);
+}
+
+std::string plan_text(const std::vector<std::string>& overrides) {
+  RunConfigFile file;
+  file.load_text("[data]\npath = \"x\"\n[model]\nlayers = 2\n", "run.toml", overrides, 4);
+  return describe(plan_run(file.config(), 256, 4));
+}
+
+TEST(RunPlanTextTest, SaysHowBucketsWereChosen) {
+  const std::string said = "one unit a bucket here; a run measures the link";
+  const std::string hierarchical = "parallel.strategy=hierarchical";
+  const auto says_it = [&](const std::vector<std::string>& overrides) {
+    return plan_text(overrides).find(said) != std::string::npos;
+  };
+  EXPECT_TRUE(says_it(two_tiers({hierarchical}))) << plan_text(two_tiers({hierarchical}));
+  EXPECT_FALSE(says_it(two_tiers({hierarchical, "parallel.bucket_bytes=0"})));
+  EXPECT_FALSE(says_it(two_tiers({"parallel.strategy=hsdp"}))) << "nothing there is cut";
+  EXPECT_FALSE(says_it({hierarchical, "parallel.replicate=2"})) << "no link to measure";
+  EXPECT_TRUE(says_it({hierarchical, "parallel.replicate=2", "parallel.backend=c10d"}));
 }
 
 }  // namespace

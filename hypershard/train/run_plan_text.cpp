@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "hypershard/core/text.h"
@@ -69,9 +70,17 @@ bool same_but_for_name(const GroupPlan& a, const GroupPlan& b) {
   return std::tie(
              a.num_params, a.numel, a.padding, a.storage, a.compute, a.reduce, a.update, a.runtime
          ) ==
-         std::tie(
-             b.num_params, b.numel, b.padding, b.storage, b.compute, b.reduce, b.update, b.runtime
-         );
+             std::tie(
+                 b.num_params,
+                 b.numel,
+                 b.padding,
+                 b.storage,
+                 b.compute,
+                 b.reduce,
+                 b.update,
+                 b.runtime
+             ) &&
+         a.memory == b.memory;
 }
 
 bool same_but_for_name(const UnitPlan& a, const UnitPlan& b) {
@@ -83,6 +92,29 @@ bool same_but_for_name(const UnitPlan& a, const UnitPlan& b) {
              b.groups.end(),
              [](const GroupPlan& x, const GroupPlan& y) { return same_but_for_name(x, y); }
          );
+}
+
+/// Consecutive units that differ in their names only.
+struct AlikeUnits {
+  const UnitPlan* first = nullptr;
+  std::string name;
+};
+
+std::vector<AlikeUnits> alike_units(const RunPlan& plan) {
+  std::vector<AlikeUnits> all;
+  for (std::size_t i = 0; i < plan.units.size();) {
+    std::size_t end = i + 1;
+    while (end < plan.units.size() && same_but_for_name(plan.units[i], plan.units[end])) {
+      ++end;
+    }
+    std::string name = plan.units[i].path;
+    if (end - i > 1) {
+      name += concat_text(" ... ", plan.units[end - 1].path, " (", end - i, " alike)");
+    }
+    all.push_back({.first = &plan.units[i], .name = std::move(name)});
+    i = end;
+  }
+  return all;
 }
 
 std::string units_text(const RunPlan& plan) {
@@ -99,19 +131,10 @@ std::string units_text(const RunPlan& plan) {
        "updated",
        "runtime"}
   );
-  for (std::size_t i = 0; i < plan.units.size();) {
-    std::size_t end = i + 1;
-    while (end < plan.units.size() && same_but_for_name(plan.units[i], plan.units[end])) {
-      ++end;
-    }
-    const UnitPlan& unit = plan.units[i];
-    std::string name = unit.path;
-    if (end - i > 1) {
-      name += concat_text(" ... ", plan.units[end - 1].path, " (", end - i, " alike)");
-    }
-    for (const GroupPlan& group : unit.groups) {
+  for (auto& [unit, name] : alike_units(plan)) {
+    for (const GroupPlan& group : unit->groups) {
       table.add(
-          {name,
+          {std::exchange(name, ""),  // further groups of the same unit have none
            std::to_string(group.num_params),
            short_count(static_cast<double>(group.numel)),
            percent(
@@ -126,9 +149,26 @@ std::string units_text(const RunPlan& plan) {
            group.update,
            group.runtime}
       );
-      name = "";  // further groups of the same unit
     }
-    i = end;
+  }
+  return table.text();
+}
+
+std::string unit_memory_text(const RunPlan& plan) {
+  Table table;
+  table.add({"unit", "runtime", "update", "optimizer", "gradients"});
+  for (auto& [unit, name] : alike_units(plan)) {
+    for (const GroupPlan& group : unit->groups) {
+      const GroupMemory& memory = group.memory;
+      table.add(
+          {std::exchange(name, ""),
+           memory.shared_runtime > 0 ? short_bytes(memory.shared_runtime) + " shared"
+                                     : short_bytes(memory.runtime),
+           short_bytes(memory.update),
+           short_bytes(memory.optimizer),
+           short_bytes(memory.gradients)}
+      );
+    }
   }
   return table.text();
 }
@@ -210,7 +250,8 @@ std::string traffic_text(const RunPlan& plan) {
     );
   };
   Traffic sum{.name = "all, a rank"};
-  Traffic supernode{.name = "all, a supernode"};
+  // Other ranks may send a little more or less where cuts are uneven.
+  Traffic supernode{.name = concat_text("a supernode, if its ", local, " ranks are as this one")};
   for (std::size_t i = 0; i < all.size();) {
     std::size_t end = i;
     for (; end < all.size() && all[end].is_alike(all[i]); ++end) {
@@ -231,7 +272,14 @@ std::string traffic_text(const RunPlan& plan) {
   if (topology.num_supernodes() > 1) {
     add(supernode.name, supernode);
   }
-  return "\nthe same by unit (inside a supernode, and between supernodes):\n" + table.text();
+  std::string text =
+      "\nthe same by unit (inside a supernode, and between supernodes):\n" + table.text();
+  if (plan.measures_buckets) {
+    text +=
+        "  buckets: one unit a bucket here; a run measures the link and may join units "
+        "(parallel.bucket_bytes = -1)\n";
+  }
+  return text;
 }
 
 std::string memory_text(const MemoryPlan& memory) {
@@ -253,6 +301,9 @@ std::string memory_text(const MemoryPlan& memory) {
   row("shared parameters",
       memory.shared_runtime,
       "once for all ranks of a supernode, not in the sum");
+  row("shared unsharded parameters",
+      memory.shared_unsharded,
+      "at most, in reused buffers, once for all ranks of a supernode, not in the sum");
   return table.text();
 }
 
@@ -308,6 +359,10 @@ std::string describe(const RunPlan& plan) {
     );
   }
   text += concat_text("\nmemory of rank ", plan.rank, ":\n", memory_text(plan.memory));
+  text += concat_text(
+      "\nthe same by unit, of what a rank keeps (update parameters where they are apart):\n",
+      unit_memory_text(plan)
+  );
   return text;
 }
 

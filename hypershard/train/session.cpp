@@ -118,6 +118,13 @@ at::ScalarType storage_dtype(const RunConfig& config) {
   return dtype_of(config.precision.storage).value_or(compute_dtype(config));
 }
 
+Sync gradient_sync(const RunConfig& config) {
+  if (config.batch.sync != Sync::kAuto) {
+    return config.batch.sync;
+  }
+  return config.parallel.replicate > 1 ? Sync::kInner : Sync::kEvery;
+}
+
 std::string dtype_word(at::ScalarType dtype) {
   for (const auto& [name, known] : kDtypes) {
     if (dtype == known) {

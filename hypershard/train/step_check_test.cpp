@@ -2,19 +2,23 @@
 // gradients that are scaled, plans that leave something out.
 #include "hypershard/train/step_check.h"
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/nn/hooks.h"
+#include "hypershard/nn/init.h"
 #include "hypershard/optim/optimizer.h"
 #include "hypershard/plan/layout_error.h"
 #include "hypershard/train/step.h"
@@ -110,6 +114,14 @@ INSTANTIATE_TEST_SUITE_P(
             4,
             {kDouble, "parallel.strategy=hsdp", "parallel.replicate=2", "parallel.supernodes=2"}
         },
+        Case{
+            "wire_bf16",
+            4,
+            {"precision.wire=bf16",
+             "parallel.strategy=hsdp",
+             "parallel.replicate=2",
+             "parallel.supernodes=2"}
+        },
         Case{"steps_in_backward", 2, {"optimizer.step_in_backward=true", "optimizer.clip_norm=0"}},
         Case{"bf16", 2, {"precision.compute=bf16"}},
         Case{"tensor", 2, {kDouble, kTwo}},
@@ -166,6 +178,102 @@ TEST(StepCheckFindingTest, ScaledGradientsAreFoundWithATable) {
   expect_fragments(
       text, {"differ from those of the same step on one rank", "embed.weight", "FAILED", "hint"}
   );
+}
+
+std::vector<Case> single_precision() {
+  const std::vector<std::string> all = {
+      "batch.accumulation=12", "model.tie_embeddings=false", "parallel.strategy=ddp"
+  };
+  std::vector<std::string> tensor = all;
+  tensor.push_back(kTwo);
+  return {{"ddp", 2, all}, {"tensor", 2, tensor}};
+}
+
+// Targets of one step by token.
+at::Tensor target_counts(const Session& session) {
+  at::Tensor counts = at::zeros({session.shape().vocab_size}, at::kDouble);
+  for (std::int64_t micro = 0; micro < session.config().batch.accumulation; ++micro) {
+    for (int data_rank = 0; data_rank < session.num_data_ranks(); ++data_rank) {
+      const data::Batch rows = session.data().batch(
+          session.config(), /*step=*/0, micro, data_rank, session.num_data_ranks()
+      );
+      counts += at::bincount(rows.target.flatten(), {}, counts.numel());
+    }
+  }
+  return counts;
+}
+
+// Gives the model weights that are as good as they can be: it predicts the frequencies of the
+// step's tokens at every position, whatever stands before. Each row's gradients are large and their
+// mean is nothing but rounding, except the embedding's, whose rows see some of the tokens each.
+void settle(const Session& session) {
+  const auto init = [&](std::string_view name, at::IntArrayRef shape) {
+    if (name == "embed.weight") {
+      return nn::Init::constant(1);
+    }
+    const bool ends_branch = name.ends_with("wo.weight") || name.ends_with("w2.weight");
+    return ends_branch ? nn::Init::constant(0) : model::gpt_init(session.shape())(name, shape);
+  };
+  session.sharded().initialize(init, /*seed=*/3);
+  session.sharded().begin_update();
+  const at::Tensor counts = target_counts(session);
+  const at::Tensor logits = counts.add(1e-6).div(counts.sum()).log();
+  const c10::NoGradGuard no_grad;
+  for (const shard::UpdateTensor& update : session.sharded().update_parameters()) {
+    for (const shard::UpdatePiece& piece : update.pieces) {
+      if (piece.name != "head.weight") {
+        continue;
+      }
+      const at::Tensor flat = update.tensor.narrow(0, piece.offset, piece.range.numel());
+      const at::Tensor head = flat.view(piece.shape).to(at::kDouble);
+      const double dim = static_cast<double>(head.size(1));
+      // What enters the head is 1 everywhere.
+      const at::Tensor across = (head - head.mean(1, /*keepdim=*/true)) * 50;
+      flat.view(piece.shape).copy_(across + logits.unsqueeze(1) / dim);
+    }
+  }
+  session.sharded().sync_runtime();
+}
+
+TEST(StepCheckFindingTest, WhatFp32RoundsAwayIsNoDifference) {
+  for (const Case& test : single_precision()) {
+    std::atomic<int> num_passed = 0;
+    with_sessions(test, [&](const Session& session) {
+      settle(session);
+      StepCheck check(session);
+      run_step(session, 0, {}, &check);
+      require_passed(session, check.verdict());
+      const plan::GradientReport& gradients = check.verdict().gradients;
+      EXPECT_TRUE(gradients.is_exact) << test.name << '\n' << to_text(gradients);
+      if (session.world().rank() == 0) {
+        EXPECT_EQ(gradients.rows.size(), session.sharded().parameter_names().size());
+        EXPECT_TRUE(std::any_of(gradients.rows.begin(), gradients.rows.end(), [](const auto& row) {
+          return row.relative_error > 1e-5 && row.bound > 1e-5;
+        })) << to_text(gradients);
+        expect_fragments(
+            to_text(check.verdict()), {"but for the rounding of fp32", "a reference in fp64"}
+        );
+      }
+      num_passed += gradients.passed ? 1 : 0;
+    });
+    EXPECT_EQ(num_passed, 2) << test.name;
+  }
+}
+
+TEST(StepCheckFindingTest, WhatIsWrongInFp32StaysWrongBesideFp64) {
+  for (const Case& test : single_precision()) {
+    for (const bool is_settled : {false, true}) {
+      const std::string text = text_of_failure<FoundWrong>(test, [&](const Session& session) {
+        if (is_settled) {
+          settle(session);
+        }
+        session.sharded().set_gradient_divide_factor(12 * session.num_data_ranks() * 1.001);
+      });
+      expect_fragments(
+          text, {"differ from those of the same step", "FAILED", "a reference in fp64"}
+      );
+    }
+  }
 }
 
 // Rank 1 alone fails in the middle of a forward; all leave with its text, long before a timeout.

@@ -2,7 +2,9 @@
 #include "hypershard/train/step_meter.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <optional>
 
 #include <ATen/ops/zeros.h>
 
@@ -10,24 +12,67 @@
 #include "hypershard/train/process_memory.h"
 
 namespace hypershard::train {
+namespace {
+
+constexpr std::array kTiers = {layout::Tier::kIntra, layout::Tier::kInter};
+
+// Where in the sums over all ranks what lies; the counters come first.
+constexpr std::size_t kStepS = 5;
+constexpr std::size_t kJobBytes = 6;
+constexpr std::size_t kTierSums = 7;
+constexpr std::int64_t kNumSums = 13;
+
+// What one tier cost in a step, summed over all ranks.
+struct TierCost {
+  double exposed_ns = 0;
+  double sent_bytes = 0;
+  double busy_ns = 0;
+
+  std::optional<double> bytes_per_s() const {
+    return busy_ns > 0 ? std::optional(sent_bytes * 1e9 / busy_ns) : std::nullopt;
+  }
+  std::optional<double> overlap() const {
+    return busy_ns > 0 ? std::optional(std::max(0.0, 1 - exposed_ns / busy_ns)) : std::nullopt;
+  }
+};
+
+TierCost cost_of(const double* sums, std::size_t tier) {
+  const double* own = sums + kTierSums + 3 * tier;
+  return {.exposed_ns = own[0], .sent_bytes = own[1], .busy_ns = own[2]};
+}
+
+void fill_tiers(StepMetrics& metrics, const double* sums) {
+  const TierCost inside = cost_of(sums, 0);
+  const TierCost between = cost_of(sums, 1);
+  const double step_ns = sums[kStepS] * 1e9;
+  metrics.exposed_inside_share = inside.exposed_ns / step_ns;
+  metrics.exposed_between_share = between.exposed_ns / step_ns;
+  metrics.exposed_comm_share = (inside.exposed_ns + between.exposed_ns) / step_ns;
+  metrics.inside_bytes = static_cast<std::int64_t>(inside.sent_bytes);
+  metrics.inside_bytes_per_s = inside.bytes_per_s();
+  metrics.inside_overlap = inside.overlap();
+  metrics.between_bytes = static_cast<std::int64_t>(between.sent_bytes);
+  metrics.between_bytes_per_s = between.bytes_per_s();
+  metrics.between_overlap = between.overlap();
+}
+
+}  // namespace
 
 StepMeter::StepMeter(const Session& session)
     : session_(session), comm_(session.sharded(), session.mesh(), session.everyone()) {}
 
 void StepMeter::begin() {
   session_.sharded().reset_counters();
-  exposed_before_ns_ = comm_.exposed_ns();
-  between_before_ = comm_.stats(layout::Tier::kInter);
+  for (std::size_t tier = 0; tier < kTiers.size(); ++tier) {
+    before_[tier] = comm_.stats(kTiers[tier]);
+  }
 }
 
 StepMetrics StepMeter::measure(
     std::int64_t step, const StepResult& result, double step_s, bool with_job_memory
 ) {
   const shard::Counters& counters = session_.sharded().counters();
-  // The communicators' waits hold those of the write window, which are the gather group's.
-  const auto exposed = static_cast<double>(comm_.exposed_ns() - exposed_before_ns_);
-  const comm::CommStats between = comm_.stats(layout::Tier::kInter);
-  at::Tensor sums = at::zeros({11}, at::kDouble);
+  at::Tensor sums = at::zeros({kNumSums}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
   const std::int64_t own[] = {
       counters.copied_bytes,
@@ -36,17 +81,19 @@ StepMetrics StepMeter::measure(
       counters.reduced_bytes,
       counters.published_bytes
   };
-  std::transform(std::begin(own), std::end(own), sum, [](std::int64_t value) {
-    return static_cast<double>(value);
-  });
-  sum[5] = exposed;
-  sum[6] = step_s;
-  sum[7] = with_job_memory ? static_cast<double>(proportional_bytes()) : 0;
-  sum[8] = static_cast<double>(
-      between.wait_ns + between.reduce_ns - between_before_.wait_ns - between_before_.reduce_ns
-  );
-  sum[9] = static_cast<double>(between.sent_bytes - between_before_.sent_bytes);
-  sum[10] = static_cast<double>(between.busy_ns - between_before_.busy_ns);
+  const auto as_double = [](std::int64_t value) { return static_cast<double>(value); };
+  std::transform(std::begin(own), std::end(own), sum, as_double);
+  sum[kStepS] = step_s;
+  sum[kJobBytes] = with_job_memory ? as_double(proportional_bytes()) : 0;
+  for (std::size_t tier = 0; tier < kTiers.size(); ++tier) {
+    // The communicators' waits hold those of the write window, which are the gather group's.
+    const comm::CommStats& before = before_[tier];
+    const comm::CommStats after = comm_.stats(kTiers[tier]);
+    double* cost = sum + kTierSums + 3 * tier;
+    cost[0] = as_double(after.wait_ns + after.reduce_ns - before.wait_ns - before.reduce_ns);
+    cost[1] = as_double(after.sent_bytes - before.sent_bytes);
+    cost[2] = as_double(after.busy_ns - before.busy_ns);
+  }
   at::Tensor largest = at::zeros({1}, at::kDouble);
   *largest.mutable_data_ptr<double>() = static_cast<double>(peak_resident_bytes());
   comm::Communicator& everyone = session_.everyone();
@@ -59,23 +106,17 @@ StepMetrics StepMeter::measure(
   metrics.loss = result.loss;
   metrics.lr = result.lr;
   metrics.grad_norm = result.grad_norm;
-  const double mean_s = sum[6] / everyone.size();
+  const double mean_s = sum[kStepS] / everyone.size();
   metrics.step_ms = mean_s * 1000;
   metrics.tokens_per_s = static_cast<double>(session_.tokens_per_step()) / mean_s;
   if (gemm_peak_flops_per_s_ > 0) {
     const double flops = model::flops_per_token(session_.shape(), session_.config().model.sequence);
     metrics.mfu = flops * metrics.tokens_per_s / gemm_peak_flops_per_s_;
   }
-  metrics.exposed_comm_share = sum[5] * 1e-9 / sum[6];
-  metrics.exposed_between_share = sum[8] * 1e-9 / sum[6];
-  metrics.between_bytes = static_cast<std::int64_t>(sum[9]);
-  if (sum[10] > 0) {
-    metrics.between_bytes_per_s = sum[9] * 1e9 / sum[10];
-    metrics.between_overlap = std::max(0.0, 1 - sum[8] / sum[10]);
-  }
+  fill_tiers(metrics, sum);
   metrics.peak_bytes = static_cast<std::int64_t>(*largest.const_data_ptr<double>());
   if (with_job_memory) {
-    metrics.job_bytes = static_cast<std::int64_t>(sum[7]);
+    metrics.job_bytes = static_cast<std::int64_t>(sum[kJobBytes]);
     job_bytes_ = std::max(job_bytes_, *metrics.job_bytes);
   }
   metrics.tokens_seen = step * session_.tokens_per_step();

@@ -2,6 +2,7 @@
 // know where each is kept.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "hypershard/train/comm_meter.h"
@@ -35,8 +36,7 @@ class StepMeter {
  private:
   const Session& session_;
   CommMeter comm_;
-  std::int64_t exposed_before_ns_ = 0;
-  comm::CommStats between_before_;  ///< of what crosses supernodes
+  std::array<comm::CommStats, 2> before_;  ///< by tier: inside supernodes, and between them
   double gemm_peak_flops_per_s_ = 0;
   std::int64_t job_bytes_ = 0;
 };

@@ -1,11 +1,13 @@
 // See boundary_traffic.h.
 #include "hypershard/train/internal/boundary_traffic.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "hypershard/comm/traffic.h"
 #include "hypershard/core/error.h"
 #include "hypershard/layout/redistribution.h"
 #include "hypershard/layout/sharding.h"
@@ -58,6 +60,26 @@ std::int64_t local_numel(
   return std::accumulate(local.begin(), local.end(), std::int64_t{1}, std::multiplies<>());
 }
 
+// A step counts what any all-reduce must send; its communicator cuts it in a way of its own.
+std::int64_t sent_bytes(
+    const layout::RedistributionStep& step,
+    const plan::ResolvedBoundary& boundary,
+    const RunPlan& plan,
+    const std::vector<std::string>& axes
+) {
+  const std::int64_t item = element_bytes(boundary.dtype);
+  if (step.kind != Kind::kAllReduce) {
+    return layout::step_traffic(step, boundary.shape, plan.mesh, plan.rank).sent * item;
+  }
+  const std::vector<int> group = plan.mesh.group(axes, plan.rank);
+  const auto self = std::find(group.begin(), group.end(), plan.rank) - group.begin();
+  const std::int64_t numel = local_numel(boundary.shape, step.from, plan);
+  return comm::all_reduce_traffic(
+             numel, item, static_cast<int>(self), static_cast<int>(group.size())
+  )
+      .sent;
+}
+
 PlannedCollective collective_of(
     const layout::RedistributionStep& step,
     Phase phase,
@@ -75,7 +97,7 @@ PlannedCollective collective_of(
       .tier = plan.mesh.tier(axes.names),
       .unit = plan::to_text(boundary.site),
       .payload_bytes = local_numel(boundary.shape, whole, plan) * bytes,
-      .sent_bytes = layout::step_traffic(step, boundary.shape, plan.mesh, plan.rank).sent * bytes
+      .sent_bytes = sent_bytes(step, boundary, plan, axes.names)
   };
 }
 

@@ -9,6 +9,8 @@
 #include "hypershard/core/error.h"
 #include "hypershard/core/glob.h"
 #include "hypershard/core/suggest.h"
+#include "hypershard/layout/sharding.h"
+#include "hypershard/layout/strategy.h"
 
 namespace hypershard::train {
 namespace internal {
@@ -222,9 +224,12 @@ void check_plan_words(const ParallelSection& parallel, ConfigProblems& problems)
   }
 }
 
-void check_axes(const char* key, const std::vector<std::string>& axes, ConfigProblems& problems) {
+// Tells whether all are data axes.
+bool check_axes(const char* key, const std::vector<std::string>& axes, ConfigProblems& problems) {
+  bool are_good = true;
   for (const std::string& axis : axes) {
     if (axis != "replicate" && axis != "shard") {
+      are_good = false;
       problems.add(
           key,
           axis == "strategy"
@@ -236,15 +241,73 @@ void check_axes(const char* key, const std::vector<std::string>& axes, ConfigPro
       );
     }
   }
+  return are_good;
+}
+
+// What no layout says by itself: gradients lie inside what a rank has of the parameters.
+void check_gradient_in_runtime(const StatedLayouts& stated, ConfigProblems& problems) {
+  for (const std::string& axis : stated.runtime) {
+    if (std::find(stated.gradient.begin(), stated.gradient.end(), axis) == stated.gradient.end()) {
+      problems.add(
+          "parallel.split_gradient",
+          concat_text(
+              "gradients are not split along '",
+              axis,
+              "', but the runtime parameters are (expected \"",
+              axis,
+              "\" here too, or not in split_runtime)"
+          )
+      );
+    }
+  }
+}
+
+// A rank's part of each plane must lie inside its part of the plane before: runtime, gradient,
+// update. Sizes of the axes do not matter to that.
+void check_nested(const StatedLayouts& stated, ConfigProblems& problems) {
+  const layout::DeviceMesh mesh(
+      {{"replicate", 1}, {"shard", 1}}, layout::Topology::single_supernode(1)
+  );
+  const layout::DataAxes data_axes{.replicate = "replicate", .shard = "shard"};
+  const auto layout_of = [&mesh](const std::vector<std::string>& axes) {
+    layout::Layout layout = layout::replicated_layout(mesh);
+    for (const std::string& axis : axes) {
+      layout.placements[static_cast<std::size_t>(mesh.axis_index(axis))] =
+          layout::Placement::flat();
+    }
+    return layout;
+  };
+  const auto check = [&](const char* key, const layout::PlaneLayouts& planes) {
+    try {
+      layout::check_plane_layouts(planes, mesh, data_axes);
+    } catch (const InvalidArgument& error) {
+      problems.add(key, error.what_brief());
+    }
+  };
+  const layout::Layout whole = layout::replicated_layout(mesh);
+  const layout::Layout update = layout_of(stated.update);
+  check(
+      "parallel.split_runtime",
+      {.runtime = layout_of(stated.runtime), .gradient = whole, .update = update}
+  );
+  check(
+      "parallel.split_gradient",
+      {.runtime = whole, .gradient = layout_of(stated.gradient), .update = update}
+  );
+  check_gradient_in_runtime(stated, problems);
 }
 
 }  // namespace
 
 void check_layouts(const StatedLayouts& layouts, ConfigProblems& problems) {
-  if (layouts.are_given()) {
-    check_axes("parallel.split_runtime", layouts.runtime, problems);
-    check_axes("parallel.split_gradient", layouts.gradient, problems);
-    check_axes("parallel.split_update", layouts.update, problems);
+  if (!layouts.are_given()) {
+    return;
+  }
+  bool are_good = check_axes("parallel.split_runtime", layouts.runtime, problems);
+  are_good = check_axes("parallel.split_gradient", layouts.gradient, problems) && are_good;
+  are_good = check_axes("parallel.split_update", layouts.update, problems) && are_good;
+  if (are_good) {
+    check_nested(layouts, problems);
   }
 }
 

@@ -15,7 +15,7 @@ void check_text(const RunConfig& config, ConfigProblems& problems);
 void check_precision(const RunConfig& config, ConfigProblems& problems);
 /// Warm-up ends before the run does; optimizer values fit each other.
 void check_schedule(const RunConfig& config, ConfigProblems& problems);
-/// Stated layouts name data axes, for all planes or for none.
+/// Stated layouts name data axes, for all planes or for none, and lie inside one another.
 void check_layouts(const StatedLayouts& layouts, ConfigProblems& problems);
 /// Ready-made plans exist, and heads divide among the ranks that share a row.
 void check_plan(const RunConfig& config, ConfigProblems& problems);
