@@ -200,6 +200,12 @@ Json summary(std::vector<double> samples) {
   return {{"min", samples.front()}, {"median", median}, {"n", n}};
 }
 
+/// Nanoseconds in which the rank had nothing to do: what the engine waits for, it waits for in its
+/// communicators and their boards. Without the arithmetic and copies of collectives.
+std::int64_t wait_ns(const train::CommMeter& meter) {
+  return meter.stats(layout::Tier::kIntra).wait_ns + meter.stats(layout::Tier::kInter).wait_ns;
+}
+
 double milliseconds(const timeval& time) {
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_usec) * 1e-3;
 }
@@ -245,6 +251,8 @@ class Run {
   std::pair<at::Tensor, at::Tensor> batch(std::int64_t step) const;
   double one_step(std::int64_t step);
   comm::CommStats link_stats() const;
+  std::int64_t sum_over_ranks(std::int64_t own) const;
+  double plain_bytes_per_s() const;
   Json between() const;
   Json finish() const;
 
@@ -260,9 +268,11 @@ class Run {
 
   Stopwatch since_step_;  ///< since the end of the last step, the barrier between them included
   std::vector<double> interval_ms_;
-  std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_, exposed_ms_;
+  std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_, exposed_ms_, wait_ms_;
   std::vector<double> exposed_between_ms_;
-  std::int64_t sent_between_ = 0;  ///< by the sharded model's own axis, in all measured steps
+  std::vector<double> late_between_ms_;
+  std::int64_t sent_between_ = 0;  ///< by all ranks, over the model's own axis, in measured steps
+  double plain_bytes_per_s_ = 0;   ///< of the link, a rank
   std::int64_t busy_between_ns_ = 0;
   std::vector<double> losses_;
 };
@@ -283,7 +293,9 @@ double Run::one_step(std::int64_t step) {
   const auto [x, y] = batch(step);
   everyone_->barrier("step")->wait();
   const std::int64_t exposed = meter_->exposed_ns();
+  const std::int64_t waited = wait_ns(*meter_);
   const std::int64_t exposed_between = meter_->exposed_ns(layout::Tier::kInter);
+  const std::int64_t late_between = meter_->stats(layout::Tier::kInter).late_ns;
   const Stopwatch watch;
   at::Tensor loss = model_->loss(x, y);
   const double forward_ms = watch.elapsed_ms();
@@ -306,8 +318,12 @@ double Run::one_step(std::int64_t step) {
     backward_ms_.push_back(backward_ms - forward_ms);
     optimizer_ms_.push_back(optimizer_ms - backward_ms);
     exposed_ms_.push_back(static_cast<double>(meter_->exposed_ns() - exposed) * 1e-6);
+    wait_ms_.push_back(static_cast<double>(wait_ns(*meter_) - waited) * 1e-6);
     exposed_between_ms_.push_back(
         static_cast<double>(meter_->exposed_ns(layout::Tier::kInter) - exposed_between) * 1e-6
+    );
+    late_between_ms_.push_back(
+        static_cast<double>(meter_->stats(layout::Tier::kInter).late_ns - late_between) * 1e-6
     );
   }
   at::Tensor mean = loss.detach().to(at::kDouble).view({1}).clone();
@@ -331,6 +347,34 @@ comm::CommStats Run::link_stats() const {
   return sum;
 }
 
+std::int64_t Run::sum_over_ranks(std::int64_t own) const {
+  const at::Tensor sum = at::full({1}, own, at::TensorOptions().dtype(at::kLong));
+  const at::Tensor all = at::empty({world_->size()}, at::TensorOptions().dtype(at::kLong));
+  everyone_->all_gather(all, sum)->wait();
+  return all.sum().item<std::int64_t>();
+}
+
+// What a rank gets across with nothing else to do, while all ranks of its supernode do the same.
+double Run::plain_bytes_per_s() const {
+  constexpr std::int64_t kNumel = 4 << 20;
+  for (const shard::DataAxis& axis : sharded_->engine().parallel().cuts) {
+    if (axis.name != "replicate" || axis.size == 1) {
+      continue;
+    }
+    const at::Tensor own = at::zeros({kNumel});
+    const at::Tensor all = at::empty({kNumel * axis.size});
+    axis.gather->all_gather(all, own)->wait();
+    everyone_->barrier("plain")->wait();
+    const std::int64_t before = axis.gather->stats().sent_bytes;
+    const Stopwatch watch;
+    for (int i = 0; i < 3; ++i) {
+      axis.gather->all_gather(all, own)->wait();
+    }
+    return static_cast<double>(axis.gather->stats().sent_bytes - before) / watch.elapsed_s();
+  }
+  return 0;
+}
+
 void Run::run() {
   rusage before{};
   comm::CommStats link_before;
@@ -344,8 +388,9 @@ void Run::run() {
   }
   rusage after{};
   ::getrusage(RUSAGE_SELF, &after);
-  sent_between_ = link_stats().sent_bytes - link_before.sent_bytes;
+  sent_between_ = sum_over_ranks(link_stats().sent_bytes - link_before.sent_bytes);
   busy_between_ns_ = link_stats().busy_ns - link_before.busy_ns;
+  plain_bytes_per_s_ = plain_bytes_per_s();
   if (world_->rank() == 0) {
     Json result = finish();
     const int steps = std::max(1, settings_.steps);
@@ -362,19 +407,30 @@ void Run::run() {
 // The unit used first is reduced last and needed at once, as is the root's rest: nothing hides
 // that.
 Json Run::between() const {
-  std::int64_t all = 0;
+  double all = 0;
   std::int64_t floor = 0;
+  std::int64_t update_numel = 0;
+  const double others = 1.0 - 1.0 / std::max(1, settings_.replicate);
   const std::vector<int>& order = sharded_->engine().recorded_order();
   for (const auto& unit : sharded_->engine().units()) {
     const std::int64_t bytes = bytes_between(*unit, settings_.replicate);
-    all += bytes;
+    for (const auto& group : unit->groups()) {
+      const shard::GroupDtypes& dtypes = group->dtypes();
+      const c10::ScalarType wire = dtypes.wire.value_or(dtypes.reduce);
+      all += others * static_cast<double>(group->packing().numel) *
+             static_cast<double>(c10::elementSize(wire) + c10::elementSize(dtypes.storage));
+      update_numel += group->update_range().numel();
+    }
     floor += unit->is_root() || (order.size() > 1 && unit->index() == order[1]) ? bytes : 0;
   }
   return {
       {"predicted_bytes", all},
       {"causal_floor_bytes", floor},
       {"sent_bytes", sent_between_},
-      {"busy_ms", static_cast<double>(busy_between_ns_) * 1e-6}
+      {"busy_ms", static_cast<double>(busy_between_ns_) * 1e-6},
+      {"plain_bytes_per_s", plain_bytes_per_s_},
+      {"update_numel", update_numel},
+      {"units", sharded_->engine().units().size()}
   };
 }
 
@@ -390,7 +446,9 @@ Json Run::finish() const {
       {"backward_ms", summary(backward_ms_)},
       {"optimizer_ms", summary(optimizer_ms_)},
       {"exposed_ms", summary(exposed_ms_)},
+      {"wait_ms", summary(wait_ms_)},
       {"exposed_between_ms", summary(exposed_between_ms_)},
+      {"late_between_ms", summary(late_between_ms_)},
       {"between", settings_.replicate > 0 ? between() : Json()},
       {"losses", losses_},
       {"copied_bytes", counters.copied_bytes},
