@@ -2,6 +2,7 @@
 of them, and what validate finds."""
 
 import os
+import re
 import unittest
 
 import program
@@ -59,7 +60,7 @@ class PlanTest(program.ProgramTest):
         for strategy in ("hsdp", "hierarchical"):
             with self.subTest(strategy=strategy):
                 _, four = self.train_well(
-                    "--ranks", 4, *quick, *TWO, "--set", f"parallel.strategy={strategy}",
+                    "--ranks", 4, *quick, *ALL, "--set", f"parallel.strategy={strategy}",
                     "--set", "parallel.replicate=2", "--set", "parallel.supernodes=2",
                     "--set", "batch.accumulation=2", "--set", "batch.sync=inner")
                 self.assert_close(losses(four), losses(one), 1e-10)
@@ -103,6 +104,14 @@ class PlanTest(program.ProgramTest):
                          "reduce_scatter over tp", "sends", "blocks.0.attn.wq.weight",
                          "gradient all-reduced over", "blocks.0.attn_norm.weight", "tp:reduce"):
             self.assertIn(fragment, result.out)
+        expected = ["output 0 of embed", "output 0 of norm"] + [
+            f"{side} 0 of blocks.{block}.{layer}"
+            for side in ("input", "output") for block in (0, 1) for layer in ("attn", "mlp")]
+        found = re.findall(r"^ +((?:input|output) \d+ of \S+)", result.out, re.MULTILINE)
+        self.assertEqual(sorted(found), sorted(expected))
+        for direction in ("forward", "backward"):
+            flows = re.findall(rf"^ +{direction} +\{{.*\}} -> \{{.*\}} ", result.out, re.MULTILINE)
+            self.assertEqual(len(flows), len(expected), (direction, flows))
 
     # --- validating
 

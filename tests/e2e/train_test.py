@@ -11,6 +11,21 @@ import program
 from program import PROGRAM, losses, metrics
 
 FP64 = ("--set", "precision.compute=fp64")
+# Steps of tens of milliseconds.
+LARGER = ("--set", "model.dim=128", "--set", "model.sequence=128", "--set", "eval.every=0")
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def memory_rows(report):
+    """The rows of a profile's memory, in bytes, down to their sum."""
+    rows = {}
+    lines = report[report.index("  memory  "):].splitlines()[1:]
+    for line in lines:
+        name, number, unit = line[2:52].strip(), *line[52:].split()
+        rows[name] = float(number) * UNITS[unit]
+        if name.startswith("sum"):
+            break
+    return rows
 
 
 class TrainTest(program.ProgramTest):
@@ -36,6 +51,38 @@ class TrainTest(program.ProgramTest):
         _, four = self.train_well("--ranks", 4, *FP64, "--set", "parallel.strategy=hsdp",
                                   "--set", "parallel.replicate=2", "--set", "parallel.supernodes=2")
         self.assert_close(losses(four), losses(one), 1e-10)
+
+    def test_metrics_tell_what_each_tier_cost(self):
+        result, run = self.train_well(
+            "--ranks", 4, "--set", "parallel.strategy=hsdp", "--set", "parallel.replicate=2",
+            "--set", "parallel.supernodes=2")
+        # The blocks' matrices and norms, the embedding and the last norm. Half a gradient of fp32
+        # goes to the other rank of the supernode, and the half that is left is summed with the
+        # other supernode's: each of 4 ranks sends half a gradient to either.
+        numel = 2 * (4 * 32 * 32 + 3 * 32 * 128 + 2 * 32) + 256 * 32 + 32
+        planned = 4 * numel // 2 * 4
+        for line in metrics(run):
+            shares = [line[f"exposed_{tier}_share"] for tier in ("inside", "between")]
+            self.assertAlmostEqual(sum(shares), line["exposed_comm_share"], delta=1e-12)
+            for tier, share in zip(("inside", "between"), shares):
+                with self.subTest(tier=tier, step=line["step"]):
+                    self.assertGreaterEqual(share, 0)
+                    self.assertLess(share, 1)
+                    self.assertGreaterEqual(line[f"{tier}_bytes"], planned)
+                    self.assertLess(line[f"{tier}_bytes"], 1.05 * planned)
+                    self.assertGreater(line[f"{tier}_bytes_per_s"], 0)
+                    self.assertGreaterEqual(line[f"{tier}_overlap"], 0)
+                    self.assertLessEqual(line[f"{tier}_overlap"], 1)
+        self.assertRegex(result.out, r"comm \S+% \(inside \S+%, between \S+%\)")
+
+    def test_metrics_of_one_supernode_name_no_other(self):
+        result, run = self.train_well("--ranks", 2)
+        for line in metrics(run):
+            self.assertEqual((line["between_bytes"], line["exposed_between_share"]), (0, 0))
+            self.assertIsNone(line["between_bytes_per_s"])
+            self.assertIsNone(line["between_overlap"])
+            self.assertGreater(line["inside_bytes"], 0)
+        self.assertNotRegex(result.out, r"comm .*between")
 
     def test_loss_falls(self):
         _, run = self.train_well("--set", "schedule.steps=40")
@@ -110,6 +157,43 @@ class TrainTest(program.ProgramTest):
             self.assertIn("unshard blocks.1", waits)
         self.assertEqual([name for name in os.listdir(self.folder) if ".rank" in name], [])
 
+    def test_trace_of_two_tiers_leads_from_backward_to_its_reductions(self):
+        path = os.path.join(self.folder, "two_tiers.json")
+        self.train_well("--ranks", 4, "--trace", path, "--set", "parallel.strategy=hierarchical",
+                        "--set", "parallel.replicate=2", "--set", "parallel.supernodes=2")
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        spans = [event for event in events if event.get("ph") == "X"]
+        def near(a, b):
+            return abs(a - b) < 0.01  # microseconds: an arrow starts a nanosecond before the end
+        def same_row(a, b):
+            return (a["pid"], a["tid"]) == (b["pid"], b["tid"])
+        def led_to(span):
+            """Spans that the arrows lead to which start at the end of this one."""
+            names = {event["id"] for event in events if event.get("ph") == "s"
+                     and same_row(event, span) and near(event["ts"], span["ts"] + span["dur"])}
+            ends = [event for event in events if event.get("ph") == "f" and event["id"] in names]
+            return [other for other in spans
+                    if any(same_row(other, end) and near(other["ts"], end["ts"]) for end in ends)]
+        for rank in range(4):
+            lanes = {event["args"]["name"] for event in events
+                     if event["name"] == "thread_name" and event["pid"] == rank}
+            for lane in ("compute", "reduce", "between supernodes"):
+                self.assertIn(lane, lanes)
+            for unit in ("blocks.0", "blocks.1"):
+                backwards = [span for span in spans if span["pid"] == rank
+                             and span["name"] == f"backward {unit}" and span["cat"] == "compute"]
+                self.assertGreaterEqual(len(backwards), 3, f"rank {rank}, {unit}")
+                for backward in backwards:
+                    inside = [(span["pid"], span["cat"], span["name"]) for span in led_to(backward)]
+                    self.assertIn((rank, "reduce", f"reduce {unit}"), inside)
+            crossing = [span for span in spans if span["pid"] == rank and span["cat"] == "reduce"
+                        and span["name"].startswith("reduce ")]
+            self.assertGreaterEqual(len(crossing), 9)
+            for span in crossing:
+                between = [(other["pid"], other["cat"], other["name"]) for other in led_to(span)]
+                self.assertIn((rank, "between supernodes", span["name"]), between)
+
     def test_trace_that_cannot_be_written_keeps_the_former_run(self):
         _, run = self.train_well()
         config = os.path.join(self.folder, "tiny.toml")
@@ -137,6 +221,25 @@ class TrainTest(program.ProgramTest):
         for module in ("blocks.*.attn.wq", "blocks.*.mlp.w2", "root"):
             self.assertTrue(any(line.split()[0] == module for line in lines if line.strip()), result)
         self.assertTrue(os.path.exists(os.path.join(run, "trace.json")))
+
+    def test_profile_agrees_with_the_clock_and_the_kernel(self):
+        result, run = self.train_well("--ranks", 2, *LARGER, "--profile",
+                                      "--set", "schedule.steps=14")
+        report = result.out[result.out.index("profile of rank 0: 10 steps of"):]
+        steps = [line["step_ms"] for line in metrics(run) if 3 <= line["step"] <= 12]
+        self.assertEqual(len(steps), 10)
+        mean_ms = sum(steps) / 10
+        self.assertAlmostEqual(float(report.splitlines()[0].split()[-2]), mean_ms,
+                               delta=0.05 * mean_ms)
+        rows = memory_rows(report)
+        total = rows.pop("sum: resident at its highest")
+        for name in ("program and libraries", "gradient buffers", "optimizer state",
+                     "activations, workspace and the rest"):
+            self.assertGreater(rows[name], 0, result)
+        # Every number is rounded to three digits.
+        self.assertAlmostEqual(sum(rows.values()), total, delta=0.01 * total)
+        peak = max(line["peak_bytes"] for line in metrics(run) if line["step"] <= 12)
+        self.assertLessEqual(total, 1.01 * peak)
 
     def test_progress_line_comes_every_n_steps(self):
         result, _ = self.train_well("--set", "log.every=4", "--set", "eval.every=0")
@@ -195,7 +298,8 @@ class ResumeTest(program.ProgramTest):
         middle = os.path.join(half, "checkpoints", "step-00000003")
         result = self.run_program("train", "--resume", middle, *args)
         self.assertEqual(result.code, 0, result)
-        ignored = ("step_ms", "tokens_per_s", "mfu", "exposed_comm_share", "exposed_between_share",
+        ignored = ("step_ms", "tokens_per_s", "mfu", "exposed_comm_share", "exposed_inside_share",
+                   "exposed_between_share", "inside_bytes_per_s", "inside_overlap",
                    "between_bytes_per_s", "between_overlap", "peak_bytes")
         def comparable(run):
             return [{name: value for name, value in line.items() if name not in ignored
@@ -255,7 +359,7 @@ class ResumeTest(program.ProgramTest):
 class SampleTest(program.ProgramTest):
 
     def test_same_seed_gives_the_same_text(self):
-        _, run = self.train_well("--ranks", 2, "--set", "schedule.steps=30")
+        _, run = self.train_well("--ranks", 2, "--set", "schedule.steps=32")
         def sample(*args):
             result = self.run_program("sample", run, "--prompt", "the king", "--tokens", 60, *args)
             self.assertEqual(result.code, 0, result)

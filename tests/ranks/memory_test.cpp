@@ -7,6 +7,8 @@
 #include <sstream>
 #include <string>
 #include <sys/resource.h>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -14,6 +16,7 @@
 #include <ATen/Parallel.h>
 
 #include "hypershard/model/gpt.h"
+#include "hypershard/nn/gradient_slot.h"
 #include "hypershard/optim/adamw.h"
 #include "hypershard/shard/fully_shard.h"
 #include "hypershard/testing/run_ranks.h"
@@ -62,6 +65,108 @@ Mapped mapped_at(const void* address) {
     }
   }
   return by_file[wanted];
+}
+
+/// Returns what the kernel finds resident of this process's private memory, page by page: RssAnon
+/// is a sum that lags.
+std::int64_t private_resident_bytes() {
+  std::ifstream rollup("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(rollup, line);) {
+    if (line.starts_with("Anonymous:")) {
+      return std::stoll(line.substr(10)) * 1024;
+    }
+  }
+  return 0;
+}
+
+/// Passes a parameter's slot on and remembers where its gradient was written.
+class WatchedSlot : public nn::GradientSlot {
+ public:
+  explicit WatchedSlot(std::shared_ptr<nn::GradientSlot> slot) : slot_(std::move(slot)) {}
+  Claim claim() override {
+    Claim claim = slot_->claim();
+    if (claim.destination.defined()) {
+      last_ = claim.destination.const_data_ptr();
+    }
+    return claim;
+  }
+  const void* last() const { return last_; }
+
+ private:
+  std::shared_ptr<nn::GradientSlot> slot_;
+  const void* last_ = nullptr;
+};
+
+TEST(MemoryTest, GradientBuffersAreWhatTheKernelCounts) {
+  testing::run_ranks(
+      3,
+      [](const std::shared_ptr<comm::World>& world) {
+        model::Gpt model(model::GptConfig{
+            .vocab_size = 256, .num_layers = 4, .dim = 192, .num_heads = 2, .max_sequence = 16
+        });
+        const comm::ProcessMesh mesh(
+            world, layout::DeviceMesh({{"shard", world->size()}}, world->topology())
+        );
+        shard::FullyShardOptions options;
+        options.units = {"blocks.*"};
+        const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, options);
+        std::vector<std::shared_ptr<WatchedSlot>> slots;
+        for (const auto& item : model->named_parameters()) {
+          slots.push_back(std::make_shared<WatchedSlot>(nn::slot_of(item.value())));
+          nn::set_gradient_slot(item.value(), slots.back());
+        }
+        const at::Tensor batch = at::arange(34, at::kLong).mul(7).remainder(256).view({2, 17});
+        model->loss(batch.narrow(1, 0, 16), batch.narrow(1, 1, 16)).backward();
+
+        // Each rank maps the buffers of all, once to read and once to write.
+        const std::int64_t mappings = 2 * world->size();
+        constexpr std::int64_t kPage = 4096;
+        const std::int64_t counted = sharded.counters().gradient_buffer_bytes;
+        ASSERT_GT(counted, 0);
+        for (const auto& slot : slots) {
+          ASSERT_NE(slot->last(), nullptr);
+          EXPECT_EQ(
+              mapped_at(slot->last()).resident, mappings * ((counted + kPage - 1) / kPage * kPage)
+          );
+        }
+        world->world_communicator()->barrier()->wait();
+      },
+      {.backend = testing::RankBackend::kShm}
+  );
+}
+
+TEST(MemoryTest, UnshardedParametersAreWhatTheKernelCounts) {
+  testing::run_ranks(
+      2,
+      [](const std::shared_ptr<comm::World>& world) {
+        model::Gpt model(model::GptConfig{
+            .vocab_size = 64, .num_layers = 5, .dim = 512, .num_heads = 2, .max_sequence = 16
+        });
+        const comm::ProcessMesh mesh(
+            world, layout::DeviceMesh({{"shard", world->size()}}, world->topology())
+        );
+        shard::FullyShardOptions options;
+        options.units = {"blocks.*"};
+        options.share = shard::Share::kOff;
+        const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, options);
+        sharded.unshard("blocks.0");  // what is made once
+        world->world_communicator()->barrier()->wait();
+        const std::int64_t counted = sharded.counters().peak_unsharded_bytes;
+        const std::int64_t resident = private_resident_bytes();
+        for (int i = 1; i < 5; ++i) {
+          sharded.unshard("blocks." + std::to_string(i));
+        }
+        const std::int64_t more = sharded.counters().peak_unsharded_bytes - counted;
+        EXPECT_EQ(more, 4 * counted);
+        EXPECT_NEAR(
+            static_cast<double>(private_resident_bytes() - resident),
+            static_cast<double>(more),
+            0.01 * static_cast<double>(more)
+        );
+        world->world_communicator()->barrier()->wait();
+      },
+      {.backend = testing::RankBackend::kShm}
+  );
 }
 
 // Three ranks have every unit whole at once, and the host one copy.

@@ -8,10 +8,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
 #include <torch/optim/adamw.h>
 
 #include "hypershard/model/gpt.h"
+#include "hypershard/nn/gradient_slot.h"
 #include "hypershard/nn/hooks.h"
 #include "hypershard/optim/adamw.h"
 #include "hypershard/shard/fully_shard.h"
@@ -154,6 +158,118 @@ TEST(ZeroCopyTraceTest, SeesWhatPlainLayersMove) {
     EXPECT_TRUE(exceeds(moves, {})) << to_text(moves);
     EXPECT_EQ(sharded.counters().copied_bytes, (8 * 8 + 8) * 4);
   });
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// x * scale, as a user writes a layer that has heard of gradient slots.
+struct ScaleFunction : torch::autograd::Function<ScaleFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& scale) {
+    ctx->save_for_backward({x, scale});
+    return x * scale;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor& scale = saved[1];
+    const at::Tensor by_row = grads[0] * saved[0];
+    const auto slot = nn::slot_of(scale);
+    auto claim = slot ? slot->claim() : nn::GradientSlot::Claim{};
+    at::Tensor plain;
+    if (!claim.destination.defined()) {
+      plain = by_row.sum(0);
+    } else if (claim.overwrite) {
+      at::sum_out(claim.destination, by_row, 0, /*keepdim=*/false);
+    } else {
+      claim.destination.add_(by_row.sum(0));
+    }
+    return {grads[0] * scale, plain};
+  }
+};
+
+constexpr std::int64_t kWidth = 6;
+
+struct ScaleImpl : nn::Hookable<ScaleImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
+  explicit ScaleImpl(int number)
+      : scale(register_parameter("scale", at::arange(kWidth).add(number).mul(0.3).cos())) {}
+  at::Tensor forward_impl(const at::Tensor& x) {
+    // Twice: the second use adds to what the first has written.
+    return ScaleFunction::apply(at::tanh(ScaleFunction::apply(x, scale)), scale);
+  }
+  at::Tensor scale;
+};
+TORCH_MODULE(Scale);
+
+struct ScalesImpl : nn::Hookable<ScalesImpl, at::Tensor(const at::Tensor&), torch::nn::Module> {
+  ScalesImpl() {
+    for (int i = 0; i < 3; ++i) {
+      layers->push_back(Scale(i));
+    }
+    register_module("layers", layers);
+  }
+  at::Tensor forward_impl(const at::Tensor& x) {
+    at::Tensor y = x;
+    for (const auto& layer : *layers) {
+      y = layer->as<ScaleImpl>()->forward(y);
+    }
+    return y;
+  }
+  torch::nn::ModuleList layers;
+};
+TORCH_MODULE(Scales);
+
+constexpr std::int64_t kScaleRows = 8;
+
+at::Tensor scale_rows() {
+  return at::arange(kScaleRows * kWidth).mul(0.17).sin().view({kScaleRows, kWidth});
+}
+
+/// Gradients of the result: a loss would move scalars of its own.
+at::Tensor scale_weights() {
+  return at::arange(kScaleRows * kWidth).mul(0.23).cos().view({kScaleRows, kWidth});
+}
+
+TEST_P(ZeroCopyTest, AUsersLayerWritesIntoItsSlot) {
+  testing::run_ranks(
+      2,
+      [](const std::shared_ptr<comm::World>& world) {
+        Scales plain;
+        const at::Tensor rows = scale_rows();
+        const at::Tensor weights = scale_weights();
+        plain->forward(rows).backward(weights);
+        const comm::ProcessMesh mesh(
+            world, layout::DeviceMesh({{"shard", world->size()}}, world->topology())
+        );
+        Scales model;
+        shard::FullyShardOptions options;
+        options.units = {"layers.*"};
+        const shard::ShardedModel sharded = shard::fully_shard(*model, mesh, options);
+        constexpr std::int64_t kCount = kScaleRows / 4;
+        const auto step = [&] {
+          for (int micro = 0; micro < 2; ++micro) {
+            sharded.set_requires_gradient_sync(micro == 1);
+            const std::int64_t first = (micro * 2 + world->rank()) * kCount;
+            model->forward(rows.narrow(0, first, kCount))
+                .backward(weights.narrow(0, first, kCount));
+          }
+        };
+        step();  // ranks compare the order of units
+        sharded.zero_grad();
+        sharded.reset_counters();
+        const Moves moves = moves_of(step);
+        EXPECT_FALSE(exceeds(moves, {})) << to_text(moves);
+        EXPECT_EQ(sharded.counters().copied_bytes, 0);
+        // The second use, and both of the second micro-batch.
+        EXPECT_EQ(sharded.counters().accumulated_bytes, 3 * 3 * kWidth * 4);
+        for (const auto& item : plain->named_parameters()) {
+          const at::Tensor found = sharded.full_gradient(item.key());
+          ASSERT_TRUE(found.defined()) << item.key();
+          const at::Tensor mean = item.value().grad() / world->size();
+          EXPECT_TRUE(at::allclose(found, mean, 1e-5, 1e-8)) << item.key();
+        }
+      },
+      {.backend = GetParam()}
+  );
 }
 
 }  // namespace
