@@ -322,39 +322,6 @@ void Engine::set_order(const std::vector<int>& begins, const std::vector<int>& e
     append(unit->index());
   }
   std::reverse(reduce_order_.begin(), reduce_order_.end());
-  plan_early_publishes();
-}
-
-// Gradients and parameters share the link, and a backward lasts about twice as long as a forward:
-// what completes first in backward is published in it, until the link has two thirds of its bytes
-// there. See NOTE [early publishes].
-void Engine::plan_early_publishes() {
-  constexpr double kBackwardShare = 2.0 / 3;
-  publishes_early_.assign(units_.size(), false);
-  if (!publisher_->may_start_early()) {
-    return;
-  }
-  double gradients = 0;
-  double parameters = 0;
-  for (const auto& unit : units_) {
-    gradients += static_cast<double>(unit->crossing_bytes());
-    parameters += static_cast<double>(unit->publish_bytes());
-  }
-  double room = kBackwardShare * (gradients + parameters) - gradients;
-  for (const int index : reduce_order_) {
-    const Unit& unit = *units_[static_cast<std::size_t>(index)];
-    const auto bytes = static_cast<double>(unit.publish_bytes());
-    if (unit.has_frozen() || bytes > room) {
-      return;  // those behind it are needed sooner
-    }
-    room -= bytes;
-    publishes_early_[static_cast<std::size_t>(index)] = true;
-  }
-}
-
-bool Engine::publishes_early() const {
-  return std::find(publishes_early_.begin(), publishes_early_.end(), true) !=
-         publishes_early_.end();
 }
 
 }  // namespace hypershard::shard
