@@ -77,7 +77,9 @@ class ClusterTrainTest(program.ProgramTest):
             self.assertIsNotNone(end, result)
             self.assertLess(float(end[1]) - at_s, TIMEOUT_S + SLACK_S, result)
             said = "\n".join(re.findall(rf"rank {rank}\] (.*)", result.err))
-            self.assertRegex(said, r"between supernodes", result)
+            # A rank may wait inside for one that waits across: then it says who is out of reach.
+            self.assertRegex(said, r"between supernodes|does not answer \(stopped, or cut off\)",
+                             result)
             self.assertRegex(said, r"(all_|reduce_|barrier|broadcast)\w* #\d+", result)
             self.assertRegex(said, r"\branks? [23]\b" if rank < 2 else r"\branks? [01]\b", result)
         self.assertLess(time.monotonic() - begin, program.TIMEOUT_S)
