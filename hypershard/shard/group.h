@@ -242,6 +242,8 @@ class ParamGroup {
   std::int64_t crossing_bytes() const;
   /// Returns what of the packing this rank brings to other supernodes; all if there are none.
   layout::Range crossing_range() const { return inside_.range; }
+  /// Returns how many elements each rank of the supernode brings across; for one that joins_inside.
+  const std::vector<std::int64_t>& crossing_shares() const { return inside_.counts; }
   /// Tells whether the sum is cut among the ranks of the supernode to cross, and joined after that.
   bool joins_inside() const { return joins_inside_; }
   void set_slice(GroupReduction& reduction, const at::Tensor& memory, std::int64_t offset_bytes);

@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <utility>
-
-#include <ATen/ops/from_blob.h>
 
 #include "hypershard/core/error.h"
 #include "hypershard/shard/buffer_pool.h"
@@ -40,12 +39,6 @@ class Landing final : public comm::Work {
   std::uint64_t epoch_;
   std::string unit_;
 };
-
-at::Tensor bytes_at(
-    std::byte* data, std::int64_t bytes, std::shared_ptr<comm::SharedBuffer> owner
-) {
-  return flat_tensor(data, bytes, at::kByte, std::move(owner));
-}
 
 }  // namespace
 
@@ -96,8 +89,8 @@ void SharedUnitPool::make_buffers(const std::shared_ptr<comm::SharedBuffer>& mem
       // Kernels take non-const pointers even to read; the pages behind them are read-only.
       auto* const read = const_cast<std::byte*>(memory->read());
       buffers_.push_back(
-          {.write = bytes_at(memory->write() + at, size.bytes, memory),
-           .read = bytes_at(read + at, size.bytes, memory),
+          {.write = flat_tensor(memory->write() + at, size.bytes, at::kByte, memory),
+           .read = flat_tensor(read + at, size.bytes, at::kByte, memory),
            .slot = buffers_.size()}
       );
       at += align_bytes(size.bytes);
@@ -129,7 +122,15 @@ const SharedUnitPool::Buffer& SharedUnitPool::acquire(int unit) {
   const std::size_t slot = slot_of(++num_tickets_, size);
   HS_ASSERT(
       slot >= size.first_slot && slot < size.first_slot + size.num_slots,
-      "shard: the ranks of a supernode unshard units in different orders"
+      "shard: unshard ",
+      num_tickets_,
+      " of this rank is of unit ",
+      unit,
+      ", which needs ",
+      size.bytes,
+      " bytes, but another rank of the supernode took a buffer of another size for it: they "
+      "unshard "
+      "units in different orders"
   );
   if (!was_used_[slot]) {
     was_used_[slot] = true;
@@ -148,7 +149,13 @@ std::size_t SharedUnitPool::slot_of(std::uint64_t ticket, const SizeClass& size)
     if (found >> kSlotBits == ticket) {
       return static_cast<std::size_t>(found & kSlotMask);
     }
-    HS_ASSERT(found >> kSlotBits < ticket, "shard: a unit buffer's ticket was given away");
+    HS_ASSERT(
+        found >> kSlotBits < ticket,
+        "shard: unshard ",
+        ticket,
+        " finds its place in the table taken by unshard ",
+        found >> kSlotBits
+    );
     const std::size_t slot = claim(ticket, size, found);
     if (slot == kNoSlot) {
       continue;  // somebody has settled it

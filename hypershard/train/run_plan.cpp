@@ -12,7 +12,6 @@
 #include "hypershard/comm/fake/fake_world.h"
 #include "hypershard/comm/traffic.h"
 #include "hypershard/core/error.h"
-#include "hypershard/layout/sharding.h"
 #include "hypershard/model/gpt.h"
 #include "hypershard/plan/parameter_specs.h"
 #include "hypershard/shard/engine.h"
@@ -69,17 +68,6 @@ PlannedCollective planned_sum(
       .payload_bytes = numel * item,
       .sent_bytes = comm::all_reduce_traffic(numel, item, ranks.rank(), ranks.size()).sent
   };
-}
-
-// How many elements each rank of a supernode takes across where all of them get the whole sum:
-// whole alignments, balanced.
-std::vector<std::int64_t> crossing_shares(const layout::GroupPacking& packing, int num_ranks) {
-  std::vector<std::int64_t> shares;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    const std::int64_t units = packing.numel / packing.alignment;
-    shares.push_back(layout::cut_piece(units, num_ranks, rank).numel() * packing.alignment);
-  }
-  return shares;
 }
 
 // Adds up what the engine's structure implies.
@@ -246,8 +234,9 @@ void Planner::add_whole_sums(
   const shard::GroupDtypes& dtypes = group.dtypes();
   const bool joins = group.joins_inside();
   const auto exchange_shares = [&](comm::Op op, const comm::Communicator& ranks) {
-    const std::vector<std::int64_t> shares = crossing_shares(group.packing(), ranks.size());
-    out.push_back(planned_exchange(Phase::kReduce, op, ranks, unit, shares, dtypes.reduce));
+    out.push_back(
+        planned_exchange(Phase::kReduce, op, ranks, unit, group.crossing_shares(), dtypes.reduce)
+    );
   };
   const std::int64_t whole = group.gradient_range().numel();
   for (const shard::DataAxis& axis : parallel().summed) {

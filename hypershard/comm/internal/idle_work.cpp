@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "hypershard/core/clock.h"
+
 namespace hypershard::comm::internal {
 
 namespace {
@@ -23,7 +25,8 @@ void IdleWork::adopt(const std::shared_ptr<IdleWorker>& worker) {
   }
 }
 
-IdleWorker::State IdleWork::work(const IdleWorker* except) {
+IdleWorker::State IdleWork::work(const IdleWorker* except, std::int64_t& moved_ns) {
+  const std::int64_t began_ns = now_ns();
   std::vector<std::weak_ptr<IdleWorker>>& own = workers();
   IdleWorker::State state = IdleWorker::State::kNothing;
   for (const std::weak_ptr<IdleWorker>& each : own) {
@@ -32,6 +35,7 @@ IdleWorker::State IdleWork::work(const IdleWorker* except) {
       state = std::max(state, worker->work());
     }
   }
+  moved_ns += state == IdleWorker::State::kMoved ? now_ns() - began_ns : 0;
   return state;
 }
 

@@ -32,8 +32,9 @@ class IdleWork {
  public:
   /// Makes a worker this thread's; costs nothing if it is.
   static void adopt(const std::shared_ptr<IdleWorker>& worker);
-  /// Works all but `except`. Errors: as IdleWorker::work.
-  static IdleWorker::State work(const IdleWorker* except);
+  /// Works all but `except`; what got on took time that is not the wait's, which is added to
+  /// `moved_ns`. Errors: as IdleWorker::work.
+  static IdleWorker::State work(const IdleWorker* except, std::int64_t& moved_ns);
 };
 
 /// How long a wait may sleep while other calls of its thread are open: what they need does not wake

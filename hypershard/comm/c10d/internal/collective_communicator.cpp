@@ -150,26 +150,31 @@ class StagedCollective : public Work {
       if (!may_block && !work->isCompleted()) {
         return false;
       }
-      if (is_cpu) {
-        work_elsewhere(*work);
-      }
       const Stopwatch watch;
+      const std::int64_t elsewhere_ns = is_cpu ? work_elsewhere(*work) : 0;
       // On a device a wait without timeout makes the current stream wait, with one this thread.
       const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s_ * 1e3));
       HS_ASSERT(work->wait(is_cpu ? timeout : kNoTimeout), "comm.c10d: ", what_, " was aborted");
-      stats_->wait_ns += watch.elapsed_ns();
+      stats_->wait_ns += watch.elapsed_ns() - elsewhere_ns;
     }
     in_flight_.clear();
     return true;
   }
 
-  // As long as other calls of this thread are open.
-  void work_elsewhere(::c10d::Work& work) const {
+  // As long as other calls of this thread are open; returns the time that these took.
+  std::int64_t work_elsewhere(::c10d::Work& work) const {
     const Stopwatch watch;
-    while (!work.isCompleted() && watch.elapsed_s() < timeout_s_ &&
-           IdleWork::work(nullptr) != IdleWorker::State::kNothing) {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(kIdleSliceNs));
+    std::int64_t elsewhere_ns = 0;
+    while (!work.isCompleted() && watch.elapsed_s() < timeout_s_) {
+      const IdleWorker::State state = IdleWork::work(nullptr, elsewhere_ns);
+      if (state == IdleWorker::State::kNothing) {
+        break;
+      }
+      if (state == IdleWorker::State::kStuck) {
+        std::this_thread::sleep_for(std::chrono::nanoseconds(kIdleSliceNs));
+      }
     }
+    return elsewhere_ns;
   }
 
   std::shared_ptr<CommStats> stats_;

@@ -99,11 +99,7 @@ class MessageWork : public Work {
 
   // Returns how long the wait may last until there may be more to do.
   static double work_elsewhere(std::int64_t& elsewhere_ns) {
-    const std::int64_t began_ns = now_ns();
-    const IdleWorker::State state = IdleWork::work(nullptr);
-    if (state == IdleWorker::State::kMoved) {
-      elsewhere_ns += now_ns() - began_ns;
-    }
+    const IdleWorker::State state = IdleWork::work(nullptr, elsewhere_ns);
     return state == IdleWorker::State::kNothing ? std::numeric_limits<double>::infinity()
                                                 : static_cast<double>(kIdleSliceNs) * 1e-9;
   }

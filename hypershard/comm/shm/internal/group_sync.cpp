@@ -100,14 +100,7 @@ class GroupSync::Sleep {
 
   void moved() { moved_ns_ = now_ns(); }
   /// Lets the thread do its part on other communicators, whose time that is.
-  IdleWorker::State work_elsewhere() {
-    const std::int64_t began_ns = now_ns();
-    const IdleWorker::State state = IdleWork::work(sync_.worker_);
-    if (state == IdleWorker::State::kMoved) {
-      elsewhere_ns_ += now_ns() - began_ns;
-    }
-    return state;
-  }
+  IdleWorker::State work_elsewhere() { return IdleWork::work(sync_.worker_, elsewhere_ns_); }
   bool spinning() const { return now_ns() - moved_ns_ < kSpinNs; }
   bool timed_out() const {
     return static_cast<double>(now_ns() - moved_ns_) * 1e-9 > sync_.info_.timeout_s;
