@@ -252,6 +252,7 @@ class Run {
   double one_step(std::int64_t step);
   comm::CommStats link_stats() const;
   std::int64_t sum_over_ranks(std::int64_t own) const;
+  std::vector<double> least_over_ranks(const std::vector<double>& own) const;
   double plain_bytes_per_s() const;
   Json between() const;
   Json finish() const;
@@ -271,6 +272,7 @@ class Run {
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_, exposed_ms_, wait_ms_;
   std::vector<double> exposed_between_ms_;
   std::vector<double> late_between_ms_;
+  std::vector<double> least_exposed_between_ms_;  ///< of the rank that waited least, by step
   std::int64_t sent_between_ = 0;  ///< by all ranks, over the model's own axis, in measured steps
   double plain_bytes_per_s_ = 0;   ///< of the link, a rank
   std::int64_t busy_between_ns_ = 0;
@@ -354,6 +356,17 @@ std::int64_t Run::sum_over_ranks(std::int64_t own) const {
   return all.sum().item<std::int64_t>();
 }
 
+std::vector<double> Run::least_over_ranks(const std::vector<double>& own) const {
+  const auto numel = static_cast<std::int64_t>(own.size());
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor mine = at::empty({numel}, options);
+  std::copy(own.begin(), own.end(), mine.data_ptr<double>());
+  const at::Tensor all = at::empty({world_->size() * numel}, options);
+  everyone_->all_gather(all, mine)->wait();
+  const at::Tensor least = all.view({world_->size(), numel}).amin(0).contiguous();
+  return {least.data_ptr<double>(), least.data_ptr<double>() + numel};
+}
+
 // What a rank gets across with nothing else to do, while all ranks of its supernode do the same.
 double Run::plain_bytes_per_s() const {
   constexpr std::int64_t kNumel = 4 << 20;
@@ -390,6 +403,7 @@ void Run::run() {
   ::getrusage(RUSAGE_SELF, &after);
   sent_between_ = sum_over_ranks(link_stats().sent_bytes - link_before.sent_bytes);
   busy_between_ns_ = link_stats().busy_ns - link_before.busy_ns;
+  least_exposed_between_ms_ = least_over_ranks(exposed_between_ms_);
   plain_bytes_per_s_ = plain_bytes_per_s();
   if (world_->rank() == 0) {
     Json result = finish();
@@ -449,6 +463,7 @@ Json Run::finish() const {
       {"wait_ms", summary(wait_ms_)},
       {"exposed_between_ms", summary(exposed_between_ms_)},
       {"late_between_ms", summary(late_between_ms_)},
+      {"least_exposed_between_ms", summary(least_exposed_between_ms_)},
       {"between", settings_.replicate > 0 ? between() : Json()},
       {"losses", losses_},
       {"copied_bytes", counters.copied_bytes},

@@ -177,6 +177,12 @@ void Engine::close_window(bool keep) {
   if (!window_open_) {
     return;
   }
+  HS_CHECK(
+      !publisher_->has_early() || versions == versions_after_backward_,
+      "shard: update parameters were written after a backward that had updated them, and had "
+      "published some of them already",
+      HS_HINT("call sync_runtime() on every rank after writing update parameters by hand")
+  );
   {
     const TraceSpan span(TraceLane::kPublish, "publish");
     const std::int64_t began = now_ns();
@@ -240,6 +246,7 @@ void Engine::sync_runtime() {
   open_window();
   may_update_ = true;
   needs_publish_ = true;
+  publisher_->forget_early();
   close_window(/*keep=*/false);
   open_window();
 }

@@ -174,6 +174,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void hook_inputs(int unit, std::span<at::Tensor* const> inputs);
   void cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const;
   void agree_on_order();
+  void plan_early_publishes();
+  bool publishes_early() const;
+  void publish_rest_early();
   void set_order(const std::vector<int>& begins, const std::vector<int>& ends);
   void expect_gradients(Unit& unit);
   bool may_post_early(const Unit& unit) const;
@@ -217,6 +220,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<comm::EpochBoard> epochs_;
   std::uint64_t released_epoch_ = 0;
   std::unique_ptr<Publisher> publisher_;
+  std::vector<bool> publishes_early_;  // by unit, if it is updated in backward
+  std::uint64_t versions_after_backward_ = 0;
   bool window_open_ = true;
   bool may_update_ = true;  ///< no gradient of a forward that ran is still to come
   bool needs_publish_ = true;

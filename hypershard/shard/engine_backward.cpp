@@ -24,6 +24,9 @@ bool ran(const Unit& unit) {
 
 void Engine::begin_backward() {
   finish_publishes();  // of a forward that failed
+  if (publishes_early() && update_in_backward) {
+    publisher_->release();
+  }
   in_backward_ = true;
   window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before
                          // the end of this backward
@@ -326,6 +329,9 @@ void Engine::update_unit(Unit& unit) {
     }
   }
   ++updated_units_;
+  if (publishes_early_[static_cast<std::size_t>(unit.index())]) {  // NOTE [early publishes]
+    publisher_->begin_early(unit.index());
+  }
 }
 
 void Engine::finish_reduction(UnitReduction& reduction) {
@@ -382,6 +388,7 @@ void Engine::end_backward() {
     needs_publish_ = true;
     may_update_ = true;
     open_window();
+    versions_after_backward_ = update_versions();
   }
 }
 
@@ -410,6 +417,17 @@ void Engine::abandon_front() {
   --num_inside_done_;
 }
 
+// How many units a rank had updated when the backward failed is a matter of timing; what it gathers
+// must not be.
+void Engine::publish_rest_early() {
+  for (const int index : reduce_order_) {
+    if (publishes_early_[static_cast<std::size_t>(index)] && !publisher_->is_early(index)) {
+      publisher_->begin_early(index);
+    }
+  }
+  versions_after_backward_ = update_versions();
+}
+
 // After an exception. Gradients kept from earlier micro-batches survive a failed forward; a failed
 // backward has half-written them.
 void Engine::reset_iteration() {
@@ -423,6 +441,9 @@ void Engine::reset_iteration() {
     }
     update_in_backward = update;
     drop_gradients();
+    if (update_in_backward && reduces_over_all_axes()) {
+      publish_rest_early();
+    }
   }
   for (const auto& unit : units_) {
     unit->occurrences = {};

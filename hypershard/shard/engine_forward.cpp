@@ -322,6 +322,49 @@ void Engine::set_order(const std::vector<int>& begins, const std::vector<int>& e
     append(unit->index());
   }
   std::reverse(reduce_order_.begin(), reduce_order_.end());
+  plan_early_publishes();
+}
+
+// Gradients and parameters share the link, and a backward lasts about twice as long as a forward:
+// so many units are published in it that the link has two thirds of its bytes there. They are
+// spread over it, as the gaps between gradients are. Neither the end of the forward is among them
+// (the link would stand still until the next gradient) nor its begin, whose gradients come last and
+// are waited for. See NOTE [early publishes].
+void Engine::plan_early_publishes() {
+  constexpr double kBackwardShare = 2.0 / 3;
+  constexpr double kUntil = 3.0 / 4;  // of the parameters, in the order of backward
+  publishes_early_.assign(units_.size(), false);
+  if (!publisher_->may_start_early()) {
+    return;
+  }
+  double gradients = 0;
+  double parameters = 0;
+  for (const auto& unit : units_) {
+    gradients += static_cast<double>(unit->crossing_bytes());
+    parameters += static_cast<double>(unit->publish_bytes());
+  }
+  const double early = kBackwardShare * (gradients + parameters) - gradients;
+  double passed = 0;
+  double room = 0;
+  for (const int index : reduce_order_) {
+    const Unit& unit = *units_[static_cast<std::size_t>(index)];
+    const auto bytes = static_cast<double>(unit.publish_bytes());
+    const bool is_last_of_forward = passed == 0;
+    passed += bytes;
+    room += early / parameters * bytes;
+    if (passed > kUntil * parameters) {
+      return;
+    }
+    if (!is_last_of_forward && bytes > 0 && room >= bytes / 2 && !unit.has_frozen()) {
+      room -= bytes;
+      publishes_early_[static_cast<std::size_t>(index)] = true;
+    }
+  }
+}
+
+bool Engine::publishes_early() const {
+  return std::find(publishes_early_.begin(), publishes_early_.end(), true) !=
+         publishes_early_.end();
 }
 
 }  // namespace hypershard::shard

@@ -60,7 +60,8 @@ class ShardedModel {
   void unshard(std::string_view unit) const;
   /// Takes a unit apart again. Collective: ranks of the data axes.
   void reshard(std::string_view unit) const;
-  /// Makes runtime parameters current after update tensors were written by hand. Collective: ranks
+  /// Makes runtime parameters current after update tensors were written by hand; needed if an
+  /// optimizer steps in backward, else the next forward does the same. Collective: ranks
   /// of the data axes.
   void sync_runtime() const;
   /// To be called by an optimizer before it writes. Errors: InvalidArgument if it may not.

@@ -240,6 +240,8 @@ class ParamGroup {
   /// Bytes that its sum puts on the link between supernodes; 0 if there is none. Equal on all ranks
   /// of the plan axes.
   std::int64_t crossing_bytes() const;
+  /// The same for its runtime parameters: bytes of the shard that a publish completes.
+  std::int64_t publish_bytes() const;
   /// Returns what of the packing this rank brings to other supernodes; all if there are none.
   layout::Range crossing_range() const { return inside_.range; }
   /// Returns how many elements each rank of the supernode brings across; for one that joins_inside.

@@ -184,6 +184,15 @@ bool ParamGroup::widens_to_update() const {
   return c10::elementSize(dtypes_.update) >= c10::elementSize(dtypes_.reduce);
 }
 
+std::int64_t ParamGroup::publish_bytes() const {
+  std::int64_t pieces = 1;
+  for (int level = 0; level < parallel_->runtime_levels; ++level) {
+    pieces *= parallel_->cuts[static_cast<std::size_t>(level)].size;
+  }
+  return (buffer_numel_ + pieces - 1) / pieces *
+         static_cast<std::int64_t>(c10::elementSize(dtypes_.storage));
+}
+
 // Where the gradient plane lies like the sum inside the supernode, all that follows is in place.
 bool ParamGroup::sums_at_rest() const {
   return !between_.scatters && dtypes_.reduce == dtypes_.update;

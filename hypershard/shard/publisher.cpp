@@ -46,13 +46,18 @@ Publisher::Publisher(
     : units_(units),
       epochs_(std::move(epochs)),
       counters_(counters),
+      early_(units->size(), false),
       seen_(units->size(), 0),
       turns_(units->size(), 0) {
+  int num_stages = 0;
   for (int level = parallel.runtime_levels; level < parallel.update_levels; ++level) {
     const DataAxis& axis = parallel.cuts[static_cast<std::size_t>(level)];
-    gathers_ = gathers_ || axis.size > 1;
+    num_stages += axis.size > 1 ? 1 : 0;
     crosses_ = crosses_ || (axis.size > 1 && axis.gather->info().tier == layout::Tier::kInter);
   }
+  gathers_ = num_stages > 0;
+  // A later stage would share its communicator with others, whose order depends on timing.
+  may_start_early_ = crosses_ && num_stages == 1;
   std::size_t most_groups = 1;
   for (const auto& each : *units) {
     most_groups = std::max(most_groups, each->groups().size());
@@ -60,21 +65,40 @@ Publisher::Publisher(
   ahead_ = std::max<std::size_t>(1, kMaxGathersAhead / most_groups);
 }
 
+void Publisher::begin_early(int index) {
+  HS_ASSERT(!early_[static_cast<std::size_t>(index)], "shard: a unit was published early twice");
+  early_[static_cast<std::size_t>(index)] = true;
+  ++num_early_;
+  unit(index).write_runtime();
+  flights_.push_back({.unit = index, .epoch = epoch_ + 1, .work = nullptr, .span = {}});
+  turns_[static_cast<std::size_t>(index)] = flights_.size();
+  start_up_to(arrived_ + ahead_);
+}
+
+void Publisher::forget_early() {
+  early_.assign(early_.size(), false);
+  num_early_ = 0;
+}
+
 void Publisher::begin(const std::vector<int>& order, bool written) {
   HS_ASSERT(flights_.empty(), "shard: ", flights_.size(), " publishes are left of the last window");
   ++epoch_;
   for (const int index : order) {
+    if (early_[static_cast<std::size_t>(index)]) {
+      continue;
+    }
     if (written) {
       unit(index).write_runtime();
     }
     if (!written || !gathers_) {
-      announce(index);
+      announce(index, epoch_);
       continue;
     }
-    flights_.push_back({.unit = index, .work = nullptr, .span = {}});
+    flights_.push_back({.unit = index, .epoch = epoch_, .work = nullptr, .span = {}});
     turns_[static_cast<std::size_t>(index)] = flights_.size();
     start_up_to(ahead_);
   }
+  forget_early();
 }
 
 void Publisher::start_up_to(std::size_t end) {
@@ -91,12 +115,12 @@ void Publisher::take_oldest() {
   // Beside the thread, as the unshards that may follow it.
   flight.span.end(TraceLane::kUnshard, "publish ", unit(flight.unit).path());
   ++arrived_;
-  announce(flight.unit);
+  announce(flight.unit, flight.epoch);
 }
 
-void Publisher::announce(int unit) {
+void Publisher::announce(int unit, std::uint64_t epoch) {
   if (epochs_) {
-    epochs_->publish(published_row(unit), epoch_);
+    epochs_->publish(published_row(unit), epoch);
   }
 }
 

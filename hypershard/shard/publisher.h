@@ -33,6 +33,11 @@ inline int published_row(int unit) {
 /// at them. Update parameters are what is sent where planes are one memory: nothing may write them
 /// before release().
 ///
+/// NOTE [early publishes]: units that an optimizer updates inside backward may be published at
+/// once, in gaps that gradients leave on a slow link and the next forward would not. Which units do
+/// is fixed when the order of units is, so all ranks issue the same gathers in one order; the next
+/// window only publishes the others. By then what was sent early must not have changed.
+///
 /// Life cycle: begin(), await() for what is needed, release(); and again. Threads: the rank's.
 class Publisher {
  public:
@@ -44,6 +49,16 @@ class Publisher {
       Counters* counters
   );
 
+  /// Tells whether publishes cross a slow link in one stage, so that some may start in backward.
+  bool may_start_early() const { return may_start_early_; }
+  /// Publishes a unit that nobody reads any more in this backward; begin() will leave it out.
+  /// Collective: ranks of the data axes, once the last flights are released. Errors: CommError.
+  void begin_early(int unit);
+  /// Tells whether a unit, or any, was published early for the next window.
+  bool is_early(int unit) const { return early_[static_cast<std::size_t>(unit)]; }
+  bool has_early() const { return num_early_ > 0; }
+  /// Makes begin() publish all units again.
+  void forget_early();
   /// Publishes the units in `order`, or only says that there is nothing new.
   /// Collective: ranks of the data axes. Errors: CommError.
   void begin(const std::vector<int>& order, bool written);
@@ -63,6 +78,7 @@ class Publisher {
  private:
   struct Flight {
     int unit = 0;
+    std::uint64_t epoch = 0;
     comm::WorkPtr work;  // null until it is started
     OpenSpan span;
   };
@@ -73,13 +89,16 @@ class Publisher {
   void start_up_to(std::size_t end);
   void wait_up_to(std::size_t end);
   void take_oldest();
-  void announce(int unit);
+  void announce(int unit, std::uint64_t epoch);
 
   const std::vector<std::unique_ptr<Unit>>* units_;
   std::shared_ptr<comm::EpochBoard> epochs_;
   Counters* counters_;
-  bool gathers_ = false;             // the update plane is cut finer than the runtime plane
-  bool crosses_ = false;             // and between supernodes
+  bool gathers_ = false;  // the update plane is cut finer than the runtime plane
+  bool crosses_ = false;  // and between supernodes
+  bool may_start_early_ = false;
+  std::vector<bool> early_;  // by unit: published for the next window
+  int num_early_ = 0;
   std::size_t ahead_ = 1;            // how many gathers may be started before the oldest is needed
   std::uint64_t epoch_ = 0;          // of the last begin()
   std::vector<std::uint64_t> seen_;  // by unit: the epoch that all ranks are known to have reached

@@ -179,6 +179,14 @@ comm::WorkPtr Unit::start_publish() {
   return work;
 }
 
+std::int64_t Unit::publish_bytes() const {
+  std::int64_t total = 0;
+  for (const auto& group : groups_) {
+    total += group->publish_bytes();
+  }
+  return total;
+}
+
 std::int64_t Unit::crossing_bytes() const {
   std::int64_t total = 0;
   for (const auto& group : groups_) {

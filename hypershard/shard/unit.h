@@ -70,10 +70,12 @@ class Unit {
   void write_runtime();
   /// Starts to gather what other ranks' update parameters say of it.
   comm::WorkPtr start_publish();
+  /// Bytes of its runtime parameters on this rank, and of its sums, that cross supernodes to be
+  /// gathered and scattered there. Equal on all ranks of the plan axes.
+  std::int64_t publish_bytes() const;
+  std::int64_t crossing_bytes() const;
 
   // --- gradients
-  /// Bytes that its sums put on the link between supernodes.
-  std::int64_t crossing_bytes() const;
   std::int64_t gradient_bytes() const;
   /// Bytes of a buffer for the sums that cross supernodes, 0 if there are none.
   std::int64_t slice_bytes(const ReduceOptions& options) const;
