@@ -275,7 +275,6 @@ class Run {
   std::vector<double> least_exposed_between_ms_;  ///< of the rank that waited least, by step
   std::int64_t sent_between_ = 0;  ///< by all ranks, over the model's own axis, in measured steps
   double plain_bytes_per_s_ = 0;   ///< of the link, a rank
-  std::int64_t busy_between_ns_ = 0;
   std::vector<double> losses_;
 };
 
@@ -341,7 +340,6 @@ comm::CommStats Run::link_stats() const {
       for (const auto& ranks : {axis.gather, axis.reduce}) {
         if (axis.name == parallel.replicate_axis) {
           sum.sent_bytes += ranks->stats().sent_bytes;
-          sum.busy_ns += ranks->stats().busy_ns;
         }
       }
     }
@@ -402,7 +400,6 @@ void Run::run() {
   rusage after{};
   ::getrusage(RUSAGE_SELF, &after);
   sent_between_ = sum_over_ranks(link_stats().sent_bytes - link_before.sent_bytes);
-  busy_between_ns_ = link_stats().busy_ns - link_before.busy_ns;
   least_exposed_between_ms_ = least_over_ranks(exposed_between_ms_);
   plain_bytes_per_s_ = plain_bytes_per_s();
   if (world_->rank() == 0) {
@@ -418,16 +415,26 @@ void Run::run() {
   }
 }
 
-// The unit used first is reduced last and needed at once, as is the root's rest: nothing hides
-// that.
+/// Multiplications of a unit for a token, in the same measure for all: of its matrices, and of
+/// attention in blocks. Looking up an embedding takes none.
+std::int64_t multiplications(const shard::Unit& unit, const Settings& settings) {
+  const std::string& path = unit.path();
+  if (unit.is_root() || path == "embed") {
+    return 0;
+  }
+  std::int64_t sum = path.starts_with("blocks.") ? 2 * settings.seq * settings.dim : 0;
+  for (const auto& group : unit.groups()) {
+    sum += group->packing().numel;
+  }
+  return sum;
+}
+
+// `units` in the order of the forward: what the floor of exposed time is computed from.
 Json Run::between() const {
   double all = 0;
-  std::int64_t floor = 0;
   std::int64_t update_numel = 0;
   const double others = 1.0 - 1.0 / std::max(1, settings_.replicate);
-  const std::vector<int>& order = sharded_->engine().recorded_order();
   for (const auto& unit : sharded_->engine().units()) {
-    const std::int64_t bytes = bytes_between(*unit, settings_.replicate);
     for (const auto& group : unit->groups()) {
       const shard::GroupDtypes& dtypes = group->dtypes();
       const c10::ScalarType wire = dtypes.wire.value_or(dtypes.reduce);
@@ -435,16 +442,22 @@ Json Run::between() const {
              static_cast<double>(c10::elementSize(wire) + c10::elementSize(dtypes.storage));
       update_numel += group->update_range().numel();
     }
-    floor += unit->is_root() || (order.size() > 1 && unit->index() == order[1]) ? bytes : 0;
+  }
+  Json units = Json::array();
+  for (const int index : sharded_->engine().recorded_order()) {
+    const shard::Unit& unit = *sharded_->engine().units()[static_cast<std::size_t>(index)];
+    units.push_back(
+        {{"path", unit.path()},
+         {"bytes", bytes_between(unit, settings_.replicate)},
+         {"multiplications", multiplications(unit, settings_)}}
+    );
   }
   return {
       {"predicted_bytes", all},
-      {"causal_floor_bytes", floor},
+      {"units", units},
       {"sent_bytes", sent_between_},
-      {"busy_ms", static_cast<double>(busy_between_ns_) * 1e-6},
       {"plain_bytes_per_s", plain_bytes_per_s_},
       {"update_numel", update_numel},
-      {"units", sharded_->engine().units().size()}
   };
 }
 

@@ -57,8 +57,10 @@ double exchange(Communicator& communicator, std::int64_t bytes) {
   return agree(communicator, shortest);
 }
 
-/// Returns how long a chunk takes when many follow each other.
-double chunk_time(Communicator& communicator, const at::Tensor& output, const at::Tensor& input) {
+/// Returns how long a chunk takes when many follow each other, all of them late by `latency_s`.
+double chunk_time(
+    Communicator& communicator, const at::Tensor& output, const at::Tensor& input, double latency_s
+) {
   const std::int64_t numel = kChunkBytes / (communicator.size() - 1) * communicator.size();
   const at::Tensor from = input.narrow(0, 0, numel);
   communicator.barrier("link probe")->wait();
@@ -80,7 +82,7 @@ double chunk_time(Communicator& communicator, const at::Tensor& output, const at
     }
   }
   // Ends that a fast link brings while this thread wakes say nothing of their distance.
-  const double mean_s = watch.elapsed_s() / static_cast<double>(kNumChunks);
+  const double mean_s = std::max(0.0, watch.elapsed_s() - latency_s) / kNumChunks;
   return agree(communicator, std::max(mean_s, (late_s - early_s) / kNumLate));
 }
 
@@ -95,7 +97,7 @@ LinkSpeed measure_link(Communicator& communicator) {
   double total_s = exchange(communicator, kSmallBytes);
   speed.bytes_per_s = static_cast<double>(kSmallBytes / others * others) /
                       std::max(total_s - speed.latency_s, total_s / 2);
-  if (total_s > kEnoughS) {
+  if (total_s - speed.latency_s > kEnoughS) {
     return speed;  // a slow link, on which a train would take seconds
   }
   const at::TensorOptions bytes_options(at::kByte);
@@ -103,8 +105,8 @@ LinkSpeed measure_link(Communicator& communicator) {
   const at::Tensor output =
       at::zeros({2 * kChunkBytes * static_cast<std::int64_t>(kNumChunks)}, bytes_options);
   double shortest_s = std::numeric_limits<double>::infinity();
-  for (int train = 0; train < kMaxTrains && total_s < kEnoughS; ++train) {
-    const double time_s = chunk_time(communicator, output, input);
+  for (int train = 0; train < kMaxTrains && (train == 0 || total_s < kEnoughS); ++train) {
+    const double time_s = chunk_time(communicator, output, input, speed.latency_s);
     total_s += time_s * static_cast<double>(kNumChunks);
     shortest_s = std::min(shortest_s, time_s);
   }

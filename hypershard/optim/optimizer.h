@@ -69,7 +69,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   /// rate of a step must be set before its backward; gradients cannot be clipped or looked at, and
   /// a backward that fails leaves weights of two steps, which the next forward refuses. Every
   /// backward that reduces over all axes updates: where several micro-batches of a step do, turn it
-  /// on for the last. Call between backwards.
+  /// on for the last. Whoever writes update tensors by hand after it calls sync_runtime(). Call
+  /// between backwards.
   /// Errors: InvalidArgument if another optimizer updates this model in backward.
   virtual void step_in_backward(bool on) = 0;
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
@@ -60,7 +61,8 @@ inline std::map<std::string, at::Tensor> gradients_of(torch::nn::Module& model) 
   return gradients;
 }
 
-/// The largest deviation of any parameter's full gradient; infinite if one is missing.
+/// The largest deviation of any parameter's full gradient; infinite if one is missing or not
+/// finite.
 inline double worst_gradient(
     const AppliedPlan& applied, const std::map<std::string, at::Tensor>& expected, double scale = 1
 ) {
@@ -70,7 +72,10 @@ inline double worst_gradient(
     if (!found.defined()) {
       return std::numeric_limits<double>::infinity();
     }
-    worst = std::max(worst, (found * scale - gradient).abs().max().item<double>());
+    // A NaN would pass as no larger than the largest so far.
+    const double difference = (found * scale - gradient).abs().max().item<double>();
+    worst = std::isfinite(difference) ? std::max(worst, difference)
+                                      : std::numeric_limits<double>::infinity();
   }
   return worst;
 }

@@ -26,8 +26,8 @@ struct Counters {
   std::int64_t window_wait_ns = 0;   ///< … for peers to finish reading
   std::int64_t publish_wait_ns = 0;  ///< … for published parameters, its own part's and its peers'
   std::int64_t inter_publish_wait_ns = 0;  ///< of that, where its own part crosses supernodes
-  std::int64_t publish_ns = 0;             ///< wrote runtime parameters and started their gathers
-  std::int64_t live_unsharded_bytes = 0;   ///< in pool buffers now
+  std::int64_t publish_ns = 0;  ///< wrote runtime parameters and started gathers as a forward began
+  std::int64_t live_unsharded_bytes = 0;  ///< in pool buffers now
   std::int64_t peak_unsharded_bytes = 0;
   std::int64_t gradient_buffer_bytes = 0;  ///< unsharded gradient buffers allocated
 };

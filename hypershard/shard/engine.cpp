@@ -183,6 +183,13 @@ void Engine::close_window(bool keep) {
       "published some of them already",
       HS_HINT("call sync_runtime() on every rank after writing update parameters by hand")
   );
+  if (written && !publish_frozen_) {
+    for (const auto& unit : units_) {
+      for (const auto& group : unit->groups()) {
+        group->check_frozen();
+      }
+    }
+  }
   {
     const TraceSpan span(TraceLane::kPublish, "publish");
     const std::int64_t began = now_ns();
@@ -191,7 +198,10 @@ void Engine::close_window(bool keep) {
         release(*unit);
       }
     }
-    publisher_->begin({reduce_order_.rbegin(), reduce_order_.rend()}, written);
+    publisher_->begin(
+        {reduce_order_.rbegin(), reduce_order_.rend()}, written, /*even_frozen=*/publish_frozen_
+    );
+    publish_frozen_ = false;
     counters_.publish_ns += now_ns() - began;
   }
   window_open_ = false;
@@ -214,6 +224,17 @@ void Engine::recover() {
     may_update_ = true;
     open_window();
   }
+}
+
+void Engine::begin_gather() {
+  recover();
+  HS_CHECK(
+      !in_backward_ || !publishes_in_backward_,
+      "shard: full parameters and gradients cannot be gathered in a backward that updates and "
+      "publishes units",
+      HS_HINT("gather them between steps, or call step_in_backward(false) on the optimizer")
+  );
+  finish_publishes();
 }
 
 void Engine::finish_publishes() {
@@ -246,6 +267,7 @@ void Engine::sync_runtime() {
   open_window();
   may_update_ = true;
   needs_publish_ = true;
+  publish_frozen_ = true;
   publisher_->forget_early();
   close_window(/*keep=*/false);
   open_window();

@@ -60,7 +60,8 @@ struct UnitSpec {
 /// every owner's; the last one has arrived when the outermost forward ends, so that publishes are
 /// under way during forwards only (and while a unit is unsharded by hand). `update_in_backward`
 /// writes earlier, a unit at a time: once a unit's reduction has ended every rank has posted it,
-/// and what posts is not read again before the next root forward.
+/// and what posts is not read again before the next root forward. Some of these units are published
+/// at once (NOTE [early publishes]); they have arrived when backward ends.
 ///
 /// Its own operators, whose order depends on timing, are kept from whoever watches the program's
 /// (see nn/watched_operators.h); casts of inputs and outputs are the program's.
@@ -113,9 +114,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Waits until this rank may write update parameters. Errors: InvalidArgument during a forward,
   /// and from a forward with gradients to the end of a backward that reduced over all data axes.
   void begin_update();
-  /// Waits for the publishes that are under way; between steps there are none. What gathers over
-  /// the data axes by itself calls it first, so that all ranks keep one order. Errors: CommError.
-  void finish_publishes();
+  /// To be called first by what gathers over the data axes by itself, so that all ranks keep one
+  /// order: waits for the publishes that are under way. Errors: CommError; InvalidArgument in a
+  /// backward that publishes, where how many are is a matter of timing.
+  void begin_gather();
   /// Drops all gradients: reduced, partly reduced and kept from micro-batches without reduction.
   /// Errors: InvalidArgument during a backward.
   void discard_gradients();
@@ -175,7 +177,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void cast_inputs(const Unit& unit, std::span<at::Tensor* const> inputs) const;
   void agree_on_order();
   void plan_early_publishes();
-  bool publishes_early() const;
+  bool is_published_early(const Unit& unit) const;
   void publish_rest_early();
   void set_order(const std::vector<int>& begins, const std::vector<int>& ends);
   void expect_gradients(Unit& unit);
@@ -194,6 +196,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void end_backward_span(int unit);
   void reset_iteration();
   void recover();
+  void finish_publishes();
   void drop_gradients();
   bool reduces_over_all_axes() const;
   void renew_tombstones();
@@ -220,13 +223,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<comm::EpochBoard> epochs_;
   std::uint64_t released_epoch_ = 0;
   std::unique_ptr<Publisher> publisher_;
-  std::vector<bool> publishes_early_;  // by unit, if it is updated in backward
+  std::vector<bool> early_units_;       // what a backward that updates all units publishes
+  bool updates_in_backward_ = false;    // as this backward began
+  bool publishes_in_backward_ = false;  // and some of early_units_ are to be published
   std::uint64_t versions_after_backward_ = 0;
   bool window_open_ = true;
   bool may_update_ = true;  ///< no gradient of a forward that ran is still to come
   bool needs_publish_ = true;
-  int updated_units_ = 0;  ///< by this backward
-  int torn_units_ = 0;     ///< by a backward that failed: the weights are a mix of two steps
+  bool publish_frozen_ = false;
+  int torn_units_ = 0;  ///< posted in a backward that failed and updates: a mix of two steps
   std::uint64_t seen_versions_ = 0;
 
   // the pass that runs

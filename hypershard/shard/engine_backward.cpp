@@ -24,8 +24,13 @@ bool ran(const Unit& unit) {
 
 void Engine::begin_backward() {
   finish_publishes();  // of a forward that failed
-  if (publishes_early() && update_in_backward) {
+  updates_in_backward_ = update_in_backward && reduces_over_all_axes();
+  publishes_in_backward_ =
+      updates_in_backward_ &&
+      std::find(early_units_.begin(), early_units_.end(), true) != early_units_.end();
+  if (publishes_in_backward_ || publisher_->has_early()) {
     publisher_->release();
+    publisher_->forget_early();  // of a backward that no forward followed
   }
   in_backward_ = true;
   window_open_ = false;  // an evaluation may have opened it; we read again, and nobody steps before
@@ -43,7 +48,6 @@ void Engine::begin_backward() {
   started_ = 0;
   next_reduction_ = 0;
   buckets_->begin(units_);
-  updated_units_ = 0;
   for (const auto& unit : units_) {
     unit->ready = false;
     unit->reduced = false;
@@ -328,8 +332,7 @@ void Engine::update_unit(Unit& unit) {
       group->bump_versions();
     }
   }
-  ++updated_units_;
-  if (publishes_early_[static_cast<std::size_t>(unit.index())]) {  // NOTE [early publishes]
+  if (is_published_early(unit)) {
     publisher_->begin_early(unit.index());
   }
 }
@@ -417,11 +420,18 @@ void Engine::abandon_front() {
   --num_inside_done_;
 }
 
+// A version of a frozen parameter's would be a change of what backward may have saved.
+bool Engine::is_published_early(const Unit& unit) const {
+  return publishes_in_backward_ && early_units_[static_cast<std::size_t>(unit.index())] &&
+         !unit.has_frozen();
+}
+
 // How many units a rank had updated when the backward failed is a matter of timing; what it gathers
 // must not be.
 void Engine::publish_rest_early() {
   for (const int index : reduce_order_) {
-    if (publishes_early_[static_cast<std::size_t>(index)] && !publisher_->is_early(index)) {
+    if (is_published_early(*units_[static_cast<std::size_t>(index)]) &&
+        !publisher_->is_early(index)) {
       publisher_->begin_early(index);
     }
   }
@@ -432,7 +442,10 @@ void Engine::publish_rest_early() {
 // backward has half-written them.
 void Engine::reset_iteration() {
   if (in_backward_) {
-    torn_units_ += updated_units_;
+    // How many of the posted ones were updated is a rank's own matter, and their owners others'.
+    if (updates_in_backward_) {
+      torn_units_ = std::max(torn_units_, static_cast<int>(next_reduction_));
+    }
     // What is in flight would otherwise come to rest among the gradients of the next backward; no
     // unit is updated with it.
     const auto update = std::exchange(update_in_backward, nullptr);
@@ -441,9 +454,6 @@ void Engine::reset_iteration() {
     }
     update_in_backward = update;
     drop_gradients();
-    if (update_in_backward && reduces_over_all_axes()) {
-      publish_rest_early();
-    }
   }
   for (const auto& unit : units_) {
     unit->occurrences = {};
@@ -453,6 +463,9 @@ void Engine::reset_iteration() {
     if (!unit->pinned) {
       release(*unit);
     }
+  }
+  if (in_backward_) {
+    publish_rest_early();  // what is gathered to be made whole must not change
   }
   stack_.clear();
   forward_spans_.clear();

@@ -54,6 +54,10 @@ void Engine::begin_forward(int unit) {
   const nn::Unwatched unwatched;
   if (in_backward_ || pass_ != Pass::kNone) {
     reset_iteration();  // an exception ended the last one
+    if (torn_units_ > 0 || publisher_->has_early()) {
+      may_update_ = true;
+      open_window();
+    }
   }
   HS_CHECK(
       uninitialised_.empty(),
@@ -66,11 +70,12 @@ void Engine::begin_forward(int unit) {
   );
   HS_CHECK(
       torn_units_ == 0,
-      "shard: a backward failed after the optimizer had already updated ",
+      "shard: a backward failed when the gradients of ",
       torn_units_,
       " of ",
       units_.size(),
-      " units in it: the weights are a mix of two steps",
+      " units were on their way to an optimizer that steps in backward: the weights are a mix of "
+      "two steps",
       HS_HINT("load a checkpoint (or give the weights new values and call sync_runtime()); with "
               "step_in_backward off a failed backward changes no weight")
   );
@@ -333,15 +338,17 @@ void Engine::set_order(const std::vector<int>& begins, const std::vector<int>& e
 void Engine::plan_early_publishes() {
   constexpr double kBackwardShare = 2.0 / 3;
   constexpr double kUntil = 3.0 / 4;  // of the parameters, in the order of backward
-  publishes_early_.assign(units_.size(), false);
+  early_units_.assign(units_.size(), false);
   if (!publisher_->may_start_early()) {
     return;
   }
   double gradients = 0;
   double parameters = 0;
   for (const auto& unit : units_) {
-    gradients += static_cast<double>(unit->crossing_bytes());
-    parameters += static_cast<double>(unit->publish_bytes());
+    if (!unit->has_frozen()) {
+      gradients += static_cast<double>(unit->crossing_bytes());
+      parameters += static_cast<double>(unit->publish_bytes());
+    }
   }
   const double early = kBackwardShare * (gradients + parameters) - gradients;
   double passed = 0;
@@ -357,14 +364,9 @@ void Engine::plan_early_publishes() {
     }
     if (!is_last_of_forward && bytes > 0 && room >= bytes / 2 && !unit.has_frozen()) {
       room -= bytes;
-      publishes_early_[static_cast<std::size_t>(index)] = true;
+      early_units_[static_cast<std::size_t>(index)] = true;
     }
   }
-}
-
-bool Engine::publishes_early() const {
-  return std::find(publishes_early_.begin(), publishes_early_.end(), true) !=
-         publishes_early_.end();
 }
 
 }  // namespace hypershard::shard

@@ -34,6 +34,34 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) { return testing::to_text(each.param); }
 );
 
+// What these tests measure by: a NaN is near nothing.
+TEST(WorstGradientTest, IsInfiniteIfOneElementIsNotFinite) {
+  testing::run_ranks(1, [](const std::shared_ptr<comm::World>& world) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    Net model;
+    const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
+    loss_of(model->forward(make_inputs(8, 5, 0))).backward();
+    std::map<std::string, at::Tensor> expected;
+    for (const std::string& name : sharded.parameter_names()) {
+      expected[name] = sharded.full_gradient(name);
+    }
+    const at::Tensor element = sharded.update_tensors().front().grad().narrow(0, 0, 1);
+    const at::Tensor kept = element.clone();
+    for (const Deviation deviation : {Deviation::kAbsolute, Deviation::kRelative}) {
+      EXPECT_EQ(worst_gradient(sharded, expected, deviation), 0);
+      for (const double bad : {std::nan(""), kInfinity}) {
+        element.fill_(bad);
+        EXPECT_EQ(worst_gradient(sharded, expected, deviation), kInfinity) << bad;
+        element.copy_(kept);
+      }
+    }
+    EXPECT_GT(least_difference(expected, 3), 0);
+    expected["blocks.1.a.bias"].fill_(std::nan(""));
+    EXPECT_EQ(worst_gradient(sharded, expected), kInfinity);
+    EXPECT_EQ(least_difference(expected, 3), 0);
+  });
+}
+
 // More ranks than rows: 6, 5, 3 and 1 output rows on 4 ranks, three steps.
 TEST_P(EngineTest, FewRowsOnManyRanksTrainAsOnOne) {
   for (const std::int64_t rows : {6, 5, 3, 1}) {
@@ -64,7 +92,9 @@ TEST_P(EngineTest, FewRowsOnManyRanksTrainAsOnOne) {
 }
 
 struct ScaleImpl : nn::Hookable<ScaleImpl, at::Tensor(at::Tensor), torch::nn::Module> {
-  ScaleImpl() { w = register_parameter("w", at::zeros({5}, at::kDouble)); }
+  explicit ScaleImpl(std::int64_t numel = 5) {
+    w = register_parameter("w", at::zeros({numel}, at::kDouble));
+  }
   at::Tensor forward_impl(const at::Tensor& x) { return (w * x).sum(); }
   at::Tensor w;
 };
@@ -90,6 +120,35 @@ TEST_P(EngineTest, GradientIsExactlyTheMean) {
       ));
     });
   }
+}
+
+// bf16 keeps 8 bits: of 1 and three times 2^-9 it knows what they are, not their sum, on whichever
+// rank the 1 is. fp32 knows the sum and a quarter of it exactly; gradients may lie in bf16 until
+// they are summed.
+TEST_P(EngineTest, Bf16GradientsAreSummedInFp32) {
+  constexpr int kRanks = 4;
+  constexpr float kMean = (1 + 3 * 0x1p-9F) / kRanks;
+  const at::Tensor expected = at::full({64}, kMean, at::kFloat);
+  ASSERT_GT(largest_difference(expected.to(at::kBFloat16), expected), 0);
+  run(kRanks, [&](const std::shared_ptr<comm::World>& world) {
+    for (const Strategy strategy : {Strategy::kZero2, Strategy::kZero3}) {
+      for (const at::ScalarType buffers : {at::kFloat, at::kBFloat16}) {
+        Scale model(64);
+        model->to(at::kFloat);
+        FullyShardOptions options;
+        options.strategy = strategy;
+        options.precision.compute = at::kBFloat16;
+        options.precision.reduce = buffers;
+        const ShardedModel sharded = fully_shard(*model, make_mesh(world), options);
+        const at::Tensor x = at::full({64}, 0x1p-9, at::kBFloat16);
+        x.slice(0, world->rank(), 64, kRanks).fill_(1);
+        model->forward(x).backward();
+        EXPECT_TRUE(at::equal(sharded.full_gradient("w"), expected))
+            << to_text(strategy) << ", buffers in " << buffers << ": "
+            << sharded.full_gradient("w");
+      }
+    }
+  });
 }
 
 TEST_P(EngineTest, OptimizerBuiltBeforeShardingThrowsNamingTheParameter) {
@@ -227,6 +286,7 @@ TEST_P(EngineTest, EqualLayersKeepTheirOwnGradients) {
         const at::Tensor batch = make_inputs(8, 5, step);
         const auto expected =
             reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
+        EXPECT_GT(least_difference(expected, shape.num_blocks), 1e-3);
         loss_of(model->forward(rows_of(batch, world->rank(), 4))).backward();
         EXPECT_LE(worst_gradient(sharded, expected), 1e-12);
       }
@@ -317,9 +377,7 @@ TEST_P(EngineTest, ClippingEqualsTheReference) {
 
 TEST_P(EngineTest, CollectivesComeInTheSameOrderOnAllRanks) {
   run(3, [&](std::shared_ptr<comm::World> world) {
-    // Shuffled memory order: modules of another shape are built between the ranks' models.
-    std::vector<Net> noise(static_cast<std::size_t>(world->rank() * 3));
-    Net model;
+    Net model(NetOptions{.memory_shift = world->rank()});
     const ShardedModel sharded = fully_shard(*model, make_mesh(world), block_units());
     for (int step = 0; step < 2; ++step) {
       loss_of(model->forward(rows_of(make_inputs(12, 5, step), world->rank(), 3))).backward();

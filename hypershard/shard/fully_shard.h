@@ -61,8 +61,8 @@ class ShardedModel {
   /// Takes a unit apart again. Collective: ranks of the data axes.
   void reshard(std::string_view unit) const;
   /// Makes runtime parameters current after update tensors were written by hand; needed if an
-  /// optimizer steps in backward, else the next forward does the same. Collective: ranks
-  /// of the data axes.
+  /// optimizer steps in backward or the parameters are frozen, else the next forward does the same.
+  /// Collective: ranks of the data axes. Errors: CommError.
   void sync_runtime() const;
   /// To be called by an optimizer before it writes. Errors: InvalidArgument if it may not.
   void begin_update() const;

@@ -104,7 +104,7 @@ double ShardedModel::clip_grad_norm_(double max_norm, double norm_type) const {
       local = take_max ? max_or_nan(local, norm) : local + std::pow(norm, norm_type);
     }
   }
-  engine_->finish_publishes();
+  engine_->begin_gather();
   for (const DataAxis& axis : engine_->parallel().cuts) {
     if (axis.size > 1) {
       local = join(*axis.gather, local, take_max);

@@ -296,7 +296,40 @@ void ParamGroup::add_gather_stages(
   }
 }
 
-void ParamGroup::write_runtime() {
+std::uint64_t ParamGroup::update_version() const {
+  std::uint64_t sum = 0;
+  for (const UpdateTensor& update : updates_) {
+    sum += static_cast<std::uint64_t>(update.tensor._version());
+  }
+  return sum;
+}
+
+// Versions are a rank's own, and one that owns no element sees no write: they may forbid to leave a
+// publish out, not decide it.
+void ParamGroup::check_frozen() const {
+  HS_CHECK(
+      trainable_ || !frozen_version_ || update_version() == *frozen_version_,
+      "shard: update tensors of frozen parameters were written: group '",
+      name_,
+      "' of unit '",
+      unit_,
+      "'",
+      HS_HINT("call sync_runtime() on every rank after writing them: what is frozen is not "
+              "published in every step")
+  );
+}
+
+bool ParamGroup::write_runtime(bool even_frozen) {
+  is_publishing_ = trainable_ || even_frozen || !frozen_version_;
+  if (is_publishing_) {
+    copy_to_runtime();
+    bump_versions();
+    frozen_version_ = trainable_ ? std::nullopt : std::optional(update_version());
+  }
+  return is_publishing_;
+}
+
+void ParamGroup::copy_to_runtime() {
   const c10::NoGradGuard no_grad;
   if (!update_is_runtime_) {
     const layout::Range own = runtime_range();
@@ -305,10 +338,12 @@ void ParamGroup::write_runtime() {
     slice.copy_(update_);
     counters_->published_bytes += slice.numel() * slice.element_size();
   }
-  bump_versions();
 }
 
 void ParamGroup::add_publish_stages(std::vector<StagedWork::Stage>& stages) {
+  if (!is_publishing_) {
+    return;
+  }
   add_gather_stages(
       stages, shard_, runtime_range(), parallel_->update_levels, parallel_->runtime_levels
   );

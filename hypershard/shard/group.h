@@ -195,9 +195,14 @@ class ParamGroup {
   /// Takes it away; accesses throw from now on. kResident stays.
   void detach();
   /// Writes this rank's part of the runtime shard from its update parameters (cast if they are
-  /// apart), and gives every parameter a new version.
-  void write_runtime();
-  /// Stages that fill the rest of the runtime shard, where the update plane is cut finer.
+  /// apart), and gives every parameter a new version; frozen parameters that were published since
+  /// they are frozen only if `even_frozen`. Returns whether it did; equal on all ranks of the data
+  /// axes.
+  bool write_runtime(bool even_frozen);
+  /// Errors: InvalidArgument if update tensors were written since they were published as frozen.
+  void check_frozen() const;
+  /// Stages that fill the rest of the runtime shard, where the update plane is cut finer; none if
+  /// nothing was written.
   void add_publish_stages(std::vector<StagedWork::Stage>& stages);
   void bump_versions();
 
@@ -240,7 +245,7 @@ class ParamGroup {
   /// Bytes that its sum puts on the link between supernodes; 0 if there is none. Equal on all ranks
   /// of the plan axes.
   std::int64_t crossing_bytes() const;
-  /// The same for its runtime parameters: bytes of the shard that a publish completes.
+  /// Bytes of the runtime shard that a publish completes, whether it crosses or not. Equal there.
   std::int64_t publish_bytes() const;
   /// Returns what of the packing this rank brings to other supernodes; all if there are none.
   layout::Range crossing_range() const { return inside_.range; }
@@ -287,6 +292,8 @@ class ParamGroup {
       int to_level
   );
   void make_update_tensors();
+  std::uint64_t update_version() const;
+  void copy_to_runtime();
   void plan_reduction();
   void share_crossing();
   bool sum_joins(const GroupReduction& reduction) const;
@@ -317,6 +324,8 @@ class ParamGroup {
   bool update_is_runtime_ = false;
   at::Tensor update_;
   std::vector<UpdateTensor> updates_;
+  bool is_publishing_ = false;
+  std::optional<std::uint64_t> frozen_version_;  // of update tensors, published while frozen
 
   SumStep inside_;   ///< inside the supernode
   SumStep between_;  ///< over the `replicate` axis

@@ -58,8 +58,7 @@ struct Pair {
   double worst_parameter() const {
     double worst = 0;
     for (const auto& item : oracle->named_parameters()) {
-      const at::Tensor found = sharded.full_parameter(item.key());
-      worst = std::max(worst, (found - item.value()).abs().max().item<double>());
+      worst = std::max(worst, largest_difference(sharded.full_parameter(item.key()), item.value()));
     }
     return worst;
   }

@@ -54,10 +54,12 @@ Publisher::Publisher(
     const DataAxis& axis = parallel.cuts[static_cast<std::size_t>(level)];
     num_stages += axis.size > 1 ? 1 : 0;
     crosses_ = crosses_ || (axis.size > 1 && axis.gather->info().tier == layout::Tier::kInter);
+    may_start_early_ = may_start_early_ || (crosses_ && axis.name == parallel.replicate_axis &&
+                                            level < parallel.gradient_levels);
   }
   gathers_ = num_stages > 0;
   // A later stage would share its communicator with others, whose order depends on timing.
-  may_start_early_ = crosses_ && num_stages == 1;
+  may_start_early_ = may_start_early_ && num_stages == 1;
   std::size_t most_groups = 1;
   for (const auto& each : *units) {
     most_groups = std::max(most_groups, each->groups().size());
@@ -66,12 +68,16 @@ Publisher::Publisher(
 }
 
 void Publisher::begin_early(int index) {
-  HS_ASSERT(!early_[static_cast<std::size_t>(index)], "shard: a unit was published early twice");
+  HS_ASSERT(
+      !early_[static_cast<std::size_t>(index)],
+      "shard: unit '",
+      unit(index).path(),
+      "' was published early twice"
+  );
   early_[static_cast<std::size_t>(index)] = true;
   ++num_early_;
-  unit(index).write_runtime();
+  unit(index).write_runtime(/*even_frozen=*/false);
   flights_.push_back({.unit = index, .epoch = epoch_ + 1, .work = nullptr, .span = {}});
-  turns_[static_cast<std::size_t>(index)] = flights_.size();
   start_up_to(arrived_ + ahead_);
 }
 
@@ -80,17 +86,15 @@ void Publisher::forget_early() {
   num_early_ = 0;
 }
 
-void Publisher::begin(const std::vector<int>& order, bool written) {
+void Publisher::begin(const std::vector<int>& order, bool written, bool even_frozen) {
   HS_ASSERT(flights_.empty(), "shard: ", flights_.size(), " publishes are left of the last window");
   ++epoch_;
   for (const int index : order) {
     if (early_[static_cast<std::size_t>(index)]) {
       continue;
     }
-    if (written) {
-      unit(index).write_runtime();
-    }
-    if (!written || !gathers_) {
+    const bool is_new = written && unit(index).write_runtime(even_frozen);
+    if (!is_new || !gathers_) {
       announce(index, epoch_);
       continue;
     }

@@ -49,9 +49,11 @@ class Publisher {
       Counters* counters
   );
 
-  /// Tells whether publishes cross a slow link in one stage, so that some may start in backward.
+  /// Tells whether publishes cross a slow link in one stage, and gradients are scattered over the
+  /// same: then some may start in backward.
   bool may_start_early() const { return may_start_early_; }
-  /// Publishes a unit that nobody reads any more in this backward; begin() will leave it out.
+  /// Publishes a unit that nobody reads any more in this backward; begin() will leave it out. It
+  /// has arrived after release(), and until then nobody may wait for it: a peer may begin it late.
   /// Collective: ranks of the data axes, once the last flights are released. Errors: CommError.
   void begin_early(int unit);
   /// Tells whether a unit, or any, was published early for the next window.
@@ -59,9 +61,10 @@ class Publisher {
   bool has_early() const { return num_early_ > 0; }
   /// Makes begin() publish all units again.
   void forget_early();
-  /// Publishes the units in `order`, or only says that there is nothing new.
+  /// Publishes the units in `order`, or only says that there is nothing new. Parameters that were
+  /// published since they are frozen go along if `even_frozen`.
   /// Collective: ranks of the data axes. Errors: CommError.
-  void begin(const std::vector<int>& order, bool written);
+  void begin(const std::vector<int>& order, bool written, bool even_frozen);
   /// Tells whether this rank's part of a unit is current.
   bool has_arrived(const Unit& unit) const { return arrived_ >= turn(unit); }
   /// Waits until this rank's part of a unit is current. Errors: CommError.
@@ -103,8 +106,8 @@ class Publisher {
   std::uint64_t epoch_ = 0;          // of the last begin()
   std::vector<std::uint64_t> seen_;  // by unit: the epoch that all ranks are known to have reached
 
-  std::vector<Flight> flights_;     // in the order of begin()
-  std::vector<std::size_t> turns_;  // by unit: place in flights_ + 1; 0 if it is not among them
+  std::vector<Flight> flights_;     // in the order of begin(), or of begin_early()
+  std::vector<std::size_t> turns_;  // by unit: place in flights_ + 1; 0 if begin() left it out
   std::size_t started_ = 0;
   std::size_t arrived_ = 0;
 };

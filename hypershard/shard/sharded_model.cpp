@@ -194,26 +194,26 @@ void ShardedModel::zero_grad() const {
 
 at::Tensor ShardedModel::full_parameter(std::string_view name) const {
   const Place place = find_parameter(*engine_, name);
-  engine_->finish_publishes();
+  engine_->begin_gather();
   return cut_out(*engine_, place, place.group->gather_update(place.group->update_plane()));
 }
 
 at::Tensor ShardedModel::full_gradient(std::string_view name) const {
   const Place place = find_parameter(*engine_, name);
-  engine_->finish_publishes();
+  engine_->begin_gather();
   const at::Tensor whole = gather_gradient(*place.group);
   return whole.defined() ? cut_out(*engine_, place, whole) : at::Tensor();
 }
 
 void ShardedModel::visit_full_parameters(const VisitFull& visit) const {
-  engine_->finish_publishes();
+  engine_->begin_gather();
   visit_groups(
       *engine_, [](ParamGroup& group) { return group.gather_update(group.update_plane()); }, visit
   );
 }
 
 void ShardedModel::visit_full_gradients(const VisitFull& visit) const {
-  engine_->finish_publishes();
+  engine_->begin_gather();
   visit_groups(*engine_, gather_gradient, visit);
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -175,6 +176,105 @@ TEST_P(SharedUnitPoolTest, Zero3BringsEachByteIntoASupernodeOnce) {
     EXPECT_EQ(own.peak_bytes, 2 * shared.peak_bytes);
     for (std::size_t i = 0; i < own.parameters.size(); ++i) {
       EXPECT_TRUE(shared.parameters[i].equal(own.parameters[i])) << i;
+    }
+  });
+}
+
+/// Bytes that this rank has sent along both axes of its mesh.
+struct Sent {
+  std::int64_t gathers_inside = 0;
+  std::int64_t sums_inside = 0;
+  std::int64_t gathers_between = 0;
+  std::int64_t sums_between = 0;
+  bool operator==(const Sent&) const = default;
+};
+Sent operator-(const Sent& a, const Sent& b) {
+  return {
+      a.gathers_inside - b.gathers_inside,
+      a.sums_inside - b.sums_inside,
+      a.gathers_between - b.gathers_between,
+      a.sums_between - b.sums_between,
+  };
+}
+void PrintTo(const Sent& sent, std::ostream* out) {
+  *out << "inside gathers " << sent.gathers_inside << ", sums " << sent.sums_inside
+       << "; between gathers " << sent.gathers_between << ", sums " << sent.sums_between;
+}
+
+Sent sent_by(const ShardedModel& sharded) {
+  const std::vector<DataAxis>& axes = sharded.engine().parallel().cuts;
+  EXPECT_EQ(axes.at(0).name, "shard");
+  EXPECT_EQ(axes.at(1).name, "replicate");
+  return {
+      .gathers_inside = axes[0].gather->stats().sent_bytes,
+      .sums_inside = axes[0].reduce->stats().sent_bytes,
+      .gathers_between = axes[1].gather->stats().sent_bytes,
+      .sums_between = axes[1].reduce->stats().sent_bytes,
+  };
+}
+
+// By hand. Parameters begin at multiples of 16 elements, matrices first: a block of Net takes 48 +
+// 48 (of 7 x 6 each) + 16 (of 7) + 16 (of 6) = 128 elements, the root 32 (of 6 x 5) + 32 (of 3 x 6)
+// + 16 (of 6) + 16 (of 3) = 96. Four ranks own a quarter each, of the root in 16s: 128 as well.
+constexpr std::int64_t kItem = sizeof(double);
+constexpr std::int64_t kQuarter = 128 / 4 * kItem;
+constexpr std::int64_t kHalf = 2 * kQuarter;
+constexpr std::int64_t kUnits = 4;
+// A backward reduces each unit once: a half goes to the other rank of the supernode, and of the
+// half that stays a quarter to the other supernode.
+constexpr Sent kReduced{.sums_inside = kUnits * kHalf, .sums_between = kUnits * kQuarter};
+
+struct StepTraffic {
+  Strategy strategy;
+  Share share;
+  Sent sent;
+  std::int64_t gathered_bytes;  ///< received by unshards
+};
+
+const std::vector<StepTraffic>& all_step_traffic() {
+  // The blocks are made whole in forward and in backward, the root once.
+  constexpr std::int64_t kUnshards = 2 * kUnits - 1;
+  static const std::vector<StepTraffic> all = [] {
+    // A rank fetches the quarter that makes its half complete, and sends its own for it.
+    Sent shared = kReduced;
+    shared.gathers_between = kUnshards * kQuarter;
+    // On top of that it sends its half to the other rank of the supernode.
+    Sent alone = shared;
+    alone.gathers_inside = kUnshards * kHalf;
+    // What was updated goes to all, once: a quarter to the other supernode, a half inside.
+    Sent published = kReduced;
+    published.gathers_between = kUnits * kQuarter;
+    published.gathers_inside = kUnits * kHalf;
+    return std::vector<StepTraffic>{
+        {Strategy::kZero3, Share::kOn, shared, kUnshards * kQuarter},
+        {Strategy::kZero3, Share::kOff, alone, kUnshards * (kQuarter + kHalf)},
+        {Strategy::kZero2, Share::kAuto, published, 0},
+    };
+  }();
+  return all;
+}
+
+TEST_P(SharedUnitPoolTest, AStepMovesTheBytesThatAreCountedByHand) {
+  run(4, 2, [](const std::shared_ptr<comm::World>& world) {
+    for (const StepTraffic& expected : all_step_traffic()) {
+      Net model;
+      FullyShardOptions options = block_units();
+      options.strategy = expected.strategy;
+      options.share = expected.share;
+      const ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), options);
+      torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.05));
+      for (int step = 0; step < 3; ++step) {
+        sharded.reset_counters();
+        const Sent before = sent_by(sharded);
+        loss_of(model->forward(rows_of(make_inputs(8, 5, step), world->rank(), 4))).backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        if (step > 0) {  // the first has nothing to publish
+          EXPECT_EQ(sent_by(sharded) - before, expected.sent) << to_text(expected.strategy);
+          EXPECT_EQ(sharded.counters().gathered_bytes, expected.gathered_bytes)
+              << to_text(expected.strategy);
+        }
+      }
     }
   });
 }

@@ -2,6 +2,9 @@
 // engine.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
@@ -46,6 +49,27 @@ struct BlockImpl : nn::Hookable<BlockImpl, at::Tensor(at::Tensor), torch::nn::Mo
 };
 TORCH_MODULE(Block);
 
+/// Makes modules of one kind, the lowest in memory at another place for every `shift` below
+/// `count`: whatever follows addresses comes in another order on every rank that shifts by its
+/// number.
+template <class Make>
+auto make_scattered(int count, int shift, const Make& make) {
+  std::vector<decltype(make())> made;
+  for (int i = 0; i < count; ++i) {
+    made.push_back(make());
+  }
+  const auto address_of = [](const auto& module) {
+    return module->parameters().front().unsafeGetTensorImpl();
+  };
+  std::sort(made.begin(), made.end(), [&](const auto& a, const auto& b) {
+    return std::less<>()(address_of(a), address_of(b));
+  });
+  if (count > 0) {
+    std::rotate(made.begin(), made.begin() + shift % count, made.end());
+  }
+  return made;
+}
+
 struct NetOptions {
   std::int64_t inputs = 5;
   std::int64_t dim = 6;
@@ -53,6 +77,7 @@ struct NetOptions {
   std::int64_t outputs = 3;
   int num_blocks = 3;
   bool recompute = false;
+  int memory_shift = 0;  ///< of the blocks; see make_scattered
 };
 
 /// Linear, blocks, linear.
@@ -60,8 +85,9 @@ struct NetImpl : nn::Hookable<NetImpl, at::Tensor(at::Tensor), torch::nn::Module
   explicit NetImpl(const NetOptions& shape = {})
       : options(shape), in(shape.inputs, shape.dim), out(shape.dim, shape.outputs) {
     register_module("in", in);
-    for (int i = 0; i < shape.num_blocks; ++i) {
-      blocks->push_back(Block(shape.dim, shape.hidden));
+    const auto make_block = [&shape] { return Block(shape.dim, shape.hidden); };
+    for (Block& block : make_scattered(shape.num_blocks, shape.memory_shift, make_block)) {
+      blocks->push_back(block);
     }
     register_module("blocks", blocks);
     register_module("out", out);
@@ -200,9 +226,30 @@ inline std::string thrown_by(const std::function<void()>& body) {
   return "";
 }
 
-/// The largest deviation of any reduced gradient, infinite if one is missing.
+/// The largest absolute difference of two tensors; infinite if their shapes differ or one is not
+/// finite, since a NaN would pass as no larger than the largest so far.
+inline double largest_difference(const at::Tensor& found, const at::Tensor& expected) {
+  if (found.sizes() != expected.sizes()) {
+    return std::numeric_limits<double>::infinity();
+  }
+  if (expected.numel() == 0) {
+    return 0;
+  }
+  const at::Tensor difference = found.to(at::kDouble) - expected.to(at::kDouble);
+  const double largest = difference.abs().max().item<double>();
+  return std::isfinite(largest) ? largest : std::numeric_limits<double>::infinity();
+}
+
+enum class Deviation {
+  kAbsolute,
+  kRelative,  ///< beside the largest element of what is expected
+};
+
+/// The largest deviation of any reduced gradient, infinite if one is missing or not finite.
 inline double worst_gradient(
-    const ShardedModel& sharded, const std::map<std::string, at::Tensor>& expected
+    const ShardedModel& sharded,
+    const std::map<std::string, at::Tensor>& expected,
+    Deviation deviation = Deviation::kAbsolute
 ) {
   double worst = 0;
   for (const auto& [name, gradient] : expected) {
@@ -210,13 +257,31 @@ inline double worst_gradient(
     if (!found.defined()) {
       return std::numeric_limits<double>::infinity();
     }
-    if (gradient.numel() > 0) {
-      worst = std::max(
-          worst, (found.to(at::kDouble) - gradient.to(at::kDouble)).abs().max().item<double>()
-      );
-    }
+    const double difference = largest_difference(found, gradient);
+    const bool is_relative = deviation == Deviation::kRelative && difference > 0;
+    worst = std::max(
+        worst, is_relative ? difference / gradient.abs().max().item<double>() : difference
+    );
   }
   return worst;
+}
+
+/// By how much the gradients of two of a Net's blocks differ at least, beside the larger; 0 if one
+/// is not finite.
+inline double least_difference(const std::map<std::string, at::Tensor>& gradients, int num_blocks) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const char* parameter : {".a.weight", ".a.bias", ".b.weight", ".b.bias"}) {
+    for (int i = 0; i < num_blocks; ++i) {
+      for (int j = 0; j < i; ++j) {
+        const at::Tensor& x = gradients.at("blocks." + std::to_string(i) + parameter);
+        const at::Tensor& y = gradients.at("blocks." + std::to_string(j) + parameter);
+        const double size = std::max(x.norm().item<double>(), y.norm().item<double>());
+        const double difference = (x - y).norm().item<double>() / size;
+        least = std::min(least, std::isfinite(difference) ? difference : 0);
+      }
+    }
+  }
+  return least;
 }
 
 }  // namespace hypershard::shard::test

@@ -54,13 +54,16 @@ struct ProbedBlockImpl : nn::Hookable<ProbedBlockImpl, at::Tensor(at::Tensor), t
 TORCH_MODULE(ProbedBlock);
 
 struct ProbedNetImpl : nn::Hookable<ProbedNetImpl, at::Tensor(at::Tensor), torch::nn::Module> {
-  explicit ProbedNetImpl(int num_blocks, at::ScalarType dtype = at::kDouble)
+  explicit ProbedNetImpl(int num_blocks, at::ScalarType dtype = at::kDouble, int memory_shift = 0)
       : visit(std::make_shared<Visit>()),
         visit_backward(std::make_shared<Visit>()),
         in(5, kProbedDim) {
     register_module("in", in);
-    for (int i = 0; i < num_blocks; ++i) {
-      blocks->push_back(ProbedBlock(i, visit, visit_backward));
+    int number = 0;
+    const auto make_block = [this] { return ProbedBlock(0, visit, visit_backward); };
+    for (ProbedBlock& block : make_scattered(num_blocks, memory_shift, make_block)) {
+      block->number = number++;
+      blocks->push_back(block);
     }
     register_module("blocks", blocks);
     to(at::kDouble);
@@ -115,10 +118,12 @@ struct ProbedRun {
   at::ScalarType dtype = at::kDouble;
   bool overlap = true;  ///< off: sync_runtime() before each forward, so that nothing is under way
   bool sleeps = false;  ///< now and then, in forwards, backwards and between steps
-  int slow_rank = -1;   ///< sleeps long in the backward of the middle block
+  int slow_rank = -1;   ///< sleeps long in the middle block
+  bool slow_forward = false;  ///< in its forward, else in its backward
+  int num_micro = 1;          ///< all but the last are summed inside the supernode only
 };
 
-/// The loss of each step, then every parameter: the same on all ranks but for the losses.
+/// The loss of each micro-batch, then every parameter: the same on all ranks but for the losses.
 inline std::vector<at::Tensor> train_probed(
     const std::shared_ptr<comm::World>& world, const ProbedRun& run
 ) {
@@ -129,8 +134,9 @@ inline std::vector<at::Tensor> train_probed(
     *model->visit_backward = [sleep](int) { sleep->pass(60); };
   }
   if (run.slow_rank == world->rank()) {
-    *model->visit_backward = [slow_block = run.num_blocks / 2](int block) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(block == slow_block ? 50 : 0));
+    *(run.slow_forward ? model->visit : model->visit_backward
+    ) = [slow_block = run.num_blocks / 2](int block) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(block == slow_block ? 20 : 0));
     };
   }
   FullyShardOptions options = run.options;
@@ -145,13 +151,17 @@ inline std::vector<at::Tensor> train_probed(
     if (!run.overlap) {
       sharded.sync_runtime();
     }
-    const at::Tensor batch = make_inputs(2 * world->size(), 5, step, run.dtype);
-    const at::Tensor loss =
-        loss_of(model->forward(rows_of(batch, world->rank(), world->size())).to(at::kDouble));
-    loss.backward();
+    for (int micro = 0; micro < run.num_micro; ++micro) {
+      sharded.set_requires_all_reduce(micro + 1 == run.num_micro);
+      const at::Tensor batch =
+          make_inputs(2 * world->size(), 5, step * run.num_micro + micro, run.dtype);
+      const at::Tensor loss =
+          loss_of(model->forward(rows_of(batch, world->rank(), world->size())).to(at::kDouble));
+      loss.backward();
+      found.push_back(loss.detach());
+    }
     optimizer.step();
     optimizer.zero_grad();
-    found.push_back(loss.detach());
   }
   for (const std::string& name : sharded.parameter_names()) {
     found.push_back(sharded.full_parameter(name));

@@ -142,8 +142,6 @@ TEST_P(TwoTierLayoutsTest, EveryOtherTripleNamesTheAxisThatItBreaks) {
   });
 }
 
-const Tiers kMeshes[] = {{2, 2}, {2, 1}, {4, 2}, {4, 1}, {4, 4}};
-
 TEST_P(TwoTierLayoutsTest, EveryStrategyTrainsAsOneRankOnEveryMesh) {
   for (const Tiers& tiers : kMeshes) {
     run(tiers, [&](const std::shared_ptr<comm::World>& world) {
@@ -157,40 +155,31 @@ TEST_P(TwoTierLayoutsTest, EveryStrategyTrainsAsOneRankOnEveryMesh) {
   }
 }
 
-TEST_P(TwoTierLayoutsTest, FirstGradientsInFp32AreTheUnshardedModels) {
+// fp32 keeps 24 bits: what is summed in another order is off by a few of its last.
+TEST_P(TwoTierLayoutsTest, FirstStepsInFp32AreTheUnshardedModels) {
+  constexpr double kNear = 1e-6;
   for (const Tiers& tiers : kMeshes) {
     run(tiers, [&](const std::shared_ptr<comm::World>& world) {
       const comm::ProcessMesh mesh = make_mesh(world, tiers.num_supernodes, /*has_both=*/true);
-      const at::Tensor batch = make_inputs(8, 5, 0, at::kFloat);
-      Net oracle;
-      oracle->to(at::kFloat);
-      const auto expected =
-          reference_gradients([&] { return loss_of(oracle->forward(batch)); }, *oracle);
       for (const Strategy strategy : kAllStrategies) {
-        Net model;
-        model->to(at::kFloat);
-        const ShardedModel sharded = fully_shard(*model, mesh, tier_options(strategy));
-        loss_of(model->forward(rows_of(batch, world->rank(), world->size()))).backward();
-        for (const auto& [name, gradient] : expected) {
-          const at::Tensor found = sharded.full_gradient(name);
-          ASSERT_TRUE(found.defined()) << name;
-          EXPECT_LE(
-              (found - gradient).abs().max().item<double>(),
-              1e-6 * gradient.abs().max().item<double>()
-          ) << to_text(strategy)
-            << " " << to_text(tiers) << ", " << name;
-        }
+        const FullyShardOptions options = tier_options(strategy);
+        const std::string what = to_text(strategy) + " " + to_text(tiers);
+        expect_same_training<Net>(world, mesh, options, 3, kNear, what, at::kFloat);
+        expect_same_training<OddNet>(world, mesh, options, 3, kNear, "odd, " + what, at::kFloat);
       }
     });
   }
 }
 
 TEST_P(TwoTierLayoutsTest, OddUnitsTrainAsOnOneRank) {
-  for (const Tiers& tiers : {Tiers{2, 2}, Tiers{4, 2}}) {
+  for (const Tiers& tiers : kMeshes) {
+    if (GetParam() != RankBackend::kLocal && tiers.num_supernodes != 2) {
+      continue;  // what is cut how does not depend on the back end
+    }
     run(tiers, [&](const std::shared_ptr<comm::World>& world) {
-      const comm::ProcessMesh mesh = make_mesh(world, tiers.num_supernodes);
+      const comm::ProcessMesh mesh = make_mesh(world, tiers.num_supernodes, /*has_both=*/true);
       for (const Strategy strategy : kAllStrategies) {
-        for (const std::int64_t bucket_bytes : kBucketSizes) {
+        for (const std::int64_t bucket_bytes : bucket_sizes(tiers)) {
           expect_same_training<OddNet>(
               world,
               mesh,

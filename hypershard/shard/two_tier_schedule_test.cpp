@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <string>
 #include <thread>
@@ -37,70 +38,143 @@ INSTANTIATE_TEST_SUITE_P(
 /// Two of a ProbedNet's blocks fill a bucket, on 2x2.
 constexpr std::int64_t kTwoBlocks = 2000;
 
+std::vector<comm::Communicator*> data_communicators(const ShardedModel& sharded) {
+  std::vector<comm::Communicator*> all;
+  for (const char* name : {"shard", "replicate"}) {
+    const DataAxis& axis = axis_of(sharded, name);
+    all.push_back(axis.gather.get());
+    all.push_back(axis.reduce.get());
+  }
+  return all;
+}
+
+/// What was done for which unit, in order.
+std::string order_of(const comm::CollectiveLog& log) {
+  std::string order;
+  for (const comm::LogEntry& entry : log.entries()) {
+    order += comm::to_text(entry.op) + " " + entry.unit + "\n";
+  }
+  return order;
+}
+
+/// Expects one order on all ranks, and within a communicator the same sizes: shares of what
+/// crosses between supernodes may differ inside. Collective: all ranks.
+void expect_equal_logs(
+    comm::World& world,
+    const std::vector<comm::Communicator*>& communicators,
+    const std::string& what
+) {
+  std::vector<std::int64_t> mine;
+  for (comm::Communicator* each : communicators) {
+    const std::size_t order = std::hash<std::string>()(order_of(each->log()));
+    mine.push_back(static_cast<std::int64_t>(order));
+    mine.push_back(static_cast<std::int64_t>(each->log().hash()));
+  }
+  const at::Tensor row = at::tensor(mine, at::kLong);
+  const at::Tensor all = at::empty({world.size(), row.numel()}, at::kLong);
+  world.world_communicator()->all_gather(all.view({-1}), row)->wait_released();
+  for (std::size_t i = 0; i < communicators.size(); ++i) {
+    const comm::GroupInfo& info = communicators[i]->info();
+    const auto column = static_cast<std::int64_t>(2 * i);
+    EXPECT_TRUE(all.select(1, column).eq(mine[2 * i]).all().item<bool>())
+        << what << ", orders on '" << info.name << "', here:\n"
+        << order_of(communicators[i]->log());
+    for (const int peer : info.global_ranks) {
+      EXPECT_EQ(all[peer][column + 1].item<std::int64_t>(), mine[2 * i + 1])
+          << what << ", '" << info.name << "' on rank " << peer;
+    }
+  }
+}
+
+// The ranks' models lie differently in memory, and their passes take differently long.
+void expect_same_order(
+    const std::shared_ptr<comm::World>& world,
+    const FullyShardOptions& options,
+    int num_micro,
+    const std::string& what
+) {
+  ProbedNet model(6, at::kDouble, /*memory_shift=*/world->rank());
+  RandomSleep sleep(world->rank());
+  *model->visit = [&](int) { sleep.pass(300); };
+  *model->visit_backward = *model->visit;
+  const ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), options);
+  const std::vector<comm::Communicator*> communicators = data_communicators(sharded);
+  for (comm::Communicator* each : communicators) {
+    each->log().clear();
+    each->log().keep_all(true);
+  }
+  torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.05));
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    for (int micro = 0; micro < num_micro; ++micro) {
+      sharded.set_requires_all_reduce(micro + 1 == num_micro);
+      const at::Tensor batch = make_inputs(8, 5, step + micro);
+      loss_of(model->forward(rows_of(batch, world->rank(), 4))).backward();
+    }
+    optimizer.step();
+  }
+  EXPECT_GT(log_between(sharded).size(), 0U) << what;
+  expect_equal_logs(*world, communicators, what);
+}
+
 TEST_P(TwoTierScheduleTest, CollectivesComeInTheSameOrderOnAllRanks) {
   testing::run_ranks(
       4,
       [](const std::shared_ptr<comm::World>& world) {
-        for (const std::int64_t bucket_bytes :
-             {layout::kBucketOfOne, kTwoBlocks, layout::kBucketOfAll}) {
-          // Shuffled memory order: other modules are built between the ranks' models.
-          std::vector<Net> noise(static_cast<std::size_t>(world->rank()));
-          ProbedNet model(6);
-          RandomSleep sleep(world->rank());
-          *model->visit = [&](int) { sleep.pass(300); };
-          *model->visit_backward = *model->visit;
-          const ShardedModel sharded = fully_shard(
-              *model, make_mesh(world, 2), tier_options(Strategy::kHierarchical, bucket_bytes)
-          );
-          torch::optim::SGD optimizer(sharded.update_tensors(), torch::optim::SGDOptions(0.05));
-          for (int step = 0; step < 10; ++step) {
-            optimizer.zero_grad();
-            loss_of(model->forward(rows_of(make_inputs(8, 5, step), world->rank(), 4))).backward();
-            optimizer.step();
-          }
-          std::vector<std::int64_t> mine;
-          for (const char* name : {"shard", "replicate"}) {
-            const DataAxis& axis = axis_of(sharded, name);
-            for (comm::Communicator* each : {axis.gather.get(), axis.reduce.get()}) {
-              mine.push_back(static_cast<std::int64_t>(each->log().size()));
-              mine.push_back(static_cast<std::int64_t>(each->log().hash()));
+        for (const Strategy strategy : kAllStrategies) {
+          for (const std::int64_t bucket_bytes :
+               {layout::kBucketOfOne, kTwoBlocks, layout::kBucketOfAll}) {
+            for (const int num_micro : {1, 2}) {
+              expect_same_order(
+                  world,
+                  tier_options(strategy, bucket_bytes),
+                  num_micro,
+                  to_text(strategy) + ", buckets of " + std::to_string(bucket_bytes) + ", " +
+                      std::to_string(num_micro) + " micro-batches"
+              );
             }
           }
-          EXPECT_GT(axis_of(sharded, "replicate").reduce->log().size(), 0U);
-          const at::Tensor row = at::tensor(mine, at::kLong);
-          const at::Tensor all = at::empty({4, row.numel()}, at::kLong);
-          world->world_communicator()->all_gather(all.view({-1}), row)->wait_released();
-          EXPECT_TRUE(at::equal(all, row.expand_as(all))) << all;
         }
       },
       run_options({4, 2}, GetParam())
   );
 }
 
+/// Trains with a late rank at several depths and buckets beside ranks that are all in time.
+void expect_no_bit_changed(const std::shared_ptr<comm::World>& world, ProbedRun run) {
+  const std::string name = to_text(run.options.strategy) +
+                           (run.slow_forward ? ", late in forward, " : ", late in backward, ") +
+                           std::to_string(run.num_micro) + " micro-batches";
+  const auto expected = train_probed(world, run);
+  run.slow_rank = 1;
+  for (const int depth : {1, 2}) {
+    for (const std::int64_t bucket_bytes : {layout::kBucketOfOne, layout::kBucketOfAll}) {
+      run.options.gradient_buffers = depth;
+      run.options.bucket_bytes = bucket_bytes;
+      expect_same_run(
+          train_probed(world, run),
+          expected,
+          name + ", depth " + std::to_string(depth) + ", buckets of " + std::to_string(bucket_bytes)
+      );
+    }
+  }
+}
+
 TEST_P(TwoTierScheduleTest, ASlowRankChangesNoBit) {
   testing::run_ranks(
       4,
       [](const std::shared_ptr<comm::World>& world) {
-        for (const Strategy strategy :
-             {Strategy::kHierarchical, Strategy::kHsdp, Strategy::kZero3}) {
+        for (const Strategy strategy : kAllStrategies) {
           ProbedRun run;
           run.replicate = 2;
-          run.steps = 3;
+          run.steps = 2;
           run.options = tier_options(strategy);
-          const auto expected = train_probed(world, run);
-          run.slow_rank = 1;
-          for (const int depth : {1, 2}) {
-            for (const std::int64_t bucket_bytes : {layout::kBucketOfOne, layout::kBucketOfAll}) {
-              run.options.gradient_buffers = depth;
-              run.options.bucket_bytes = bucket_bytes;
-              expect_same_run(
-                  train_probed(world, run),
-                  expected,
-                  to_text(strategy) + ", depth " + std::to_string(depth) + ", buckets of " +
-                      std::to_string(bucket_bytes)
-              );
-            }
-          }
+          expect_no_bit_changed(world, run);
+          run.slow_forward = true;
+          expect_no_bit_changed(world, run);
+          run.slow_forward = false;
+          run.num_micro = 2;
+          expect_no_bit_changed(world, run);
         }
       },
       run_options({4, 2}, GetParam())
@@ -224,48 +298,79 @@ TEST(BackwardPipelineTest, TheFirstBlocksBackwardBeginsWhileBucketsCross) {
   }
 }
 
-/// What a model of so many equal blocks holds beside its shards.
-std::pair<std::int64_t, std::int64_t> peak_bytes(
-    const std::shared_ptr<comm::World>& world, const FullyShardOptions& options, int num_blocks
+/// What a model holds beside its shards.
+struct Held {
+  std::int64_t gradient_bytes = 0;
+  std::int64_t unsharded_bytes = 0;
+};
+
+/// Of so many equal blocks, after some steps; all micro-batches but the last are summed inside the
+/// supernode only.
+Held held_bytes(
+    const std::shared_ptr<comm::World>& world,
+    const FullyShardOptions& options,
+    int num_micro,
+    int num_blocks
 ) {
   Net model(NetOptions{.num_blocks = num_blocks});
   const ShardedModel sharded = fully_shard(*model, make_mesh(world, 2), options);
   for (int step = 0; step < 3; ++step) {
     sharded.zero_grad();
-    loss_of(model->forward(rows_of(make_inputs(8, 5, step), world->rank(), 4))).backward();
+    for (int micro = 0; micro < num_micro; ++micro) {
+      sharded.set_requires_all_reduce(micro + 1 == num_micro);
+      loss_of(model->forward(rows_of(make_inputs(8, 5, step), world->rank(), 4))).backward();
+    }
   }
   return {
-      sharded.counters().gradient_buffer_bytes,
-      sharded.counters().peak_unsharded_bytes,
+      .gradient_bytes = sharded.counters().gradient_buffer_bytes,
+      .unsharded_bytes = sharded.counters().peak_unsharded_bytes,
   };
 }
 
+/// A model's size in blocks: once the ring of gradient buffers is full, more need no more.
+struct Growth {
+  std::int64_t bucket_bytes;
+  int few;
+  int many;
+};
+
+void expect_constant_memory(
+    const std::shared_ptr<comm::World>& world,
+    const FullyShardOptions& options,
+    int num_micro,
+    const Growth& growth
+) {
+  const Strategy strategy = options.strategy;
+  const bool is_shared = options.share != Share::kOff;
+  const Held few = held_bytes(world, options, num_micro, growth.few);
+  const Held many = held_bytes(world, options, num_micro, growth.many);
+  const std::string what = to_text(strategy) + ", buckets of " +
+                           std::to_string(growth.bucket_bytes) + ", " + std::to_string(num_micro) +
+                           " micro-batches" + (is_shared ? "" : ", not shared");
+  EXPECT_EQ(few.gradient_bytes, many.gradient_bytes) << what;
+  EXPECT_EQ(few.unsharded_bytes, many.unsharded_bytes) << what;
+  // Gradients that every rank has whole are summed where they rest.
+  const bool rests_whole = strategy == Strategy::kDdp || strategy == Strategy::kZero1;
+  EXPECT_EQ(few.gradient_bytes > 0, !rests_whole) << what;
+  const bool splits_inside = strategy == Strategy::kHsdp || strategy == Strategy::kHierarchical;
+  EXPECT_EQ(few.unsharded_bytes > 0, strategy == Strategy::kZero3 || (splits_inside && !is_shared))
+      << what;
+}
+
 TEST(LiveMemoryTest, PeakDoesNotDependOnTheNumberOfBlocks) {
-  struct Case {
-    std::int64_t bucket_bytes;
-    int few;
-    int many;
-  };
   testing::run_ranks(
       4,
       [](const std::shared_ptr<comm::World>& world) {
-        for (const Strategy strategy :
-             {Strategy::kHierarchical, Strategy::kHsdp, Strategy::kZero3}) {
+        for (const Strategy strategy : kAllStrategies) {
           for (const Share share : {Share::kAuto, Share::kOff}) {
-            // Buckets of more units hold up more buffers: those of one are full with 4 blocks.
-            for (const Case& c : {Case{layout::kBucketOfOne, 4, 16}, Case{1000, 8, 16}}) {
-              FullyShardOptions options = tier_options(strategy, c.bucket_bytes);
-              options.share = share;
-              const auto few = peak_bytes(world, options, c.few);
-              const auto many = peak_bytes(world, options, c.many);
-              const std::string what = to_text(strategy) + ", buckets of " +
-                                       std::to_string(c.bucket_bytes) +
-                                       (share == Share::kOff ? ", not shared" : "");
-              EXPECT_EQ(few.first, many.first) << what << ": gradient buffers";
-              EXPECT_EQ(few.second, many.second) << what << ": unsharded parameters";
-              EXPECT_GT(few.first, 0) << what;
-              EXPECT_EQ(few.second > 0, share == Share::kOff || strategy == Strategy::kZero3)
-                  << what;
+            // A bucket of two units holds up more buffers than four blocks have.
+            for (const Growth& growth :
+                 {Growth{layout::kBucketOfOne, 4, 16}, Growth{1000, 8, 16}}) {
+              for (const int num_micro : {1, 2}) {
+                FullyShardOptions options = tier_options(strategy, growth.bucket_bytes);
+                options.share = share;
+                expect_constant_memory(world, options, num_micro, growth);
+              }
             }
           }
         }

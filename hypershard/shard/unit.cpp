@@ -162,10 +162,12 @@ void Unit::reshard() {
   ++counters_->reshards;
 }
 
-void Unit::write_runtime() {
+bool Unit::write_runtime(bool even_frozen) {
+  bool any = false;
   for (const auto& group : groups_) {
-    group->write_runtime();
+    any = group->write_runtime(even_frozen) || any;
   }
+  return any;
 }
 
 comm::WorkPtr Unit::start_publish() {

@@ -66,8 +66,9 @@ class Unit {
   bool advance_unshard() { return !unshard_ || unshard_->test(); }
 
   // --- publishing; see NOTE [publishing]
-  /// Writes this rank's part of the runtime parameters from its update parameters.
-  void write_runtime();
+  /// Writes this rank's part of the runtime parameters from its update parameters, of groups that
+  /// have anything new; see ParamGroup::write_runtime. Returns whether some had.
+  bool write_runtime(bool even_frozen);
   /// Starts to gather what other ranks' update parameters say of it.
   comm::WorkPtr start_publish();
   /// Bytes of its runtime parameters on this rank, and of its sums, that cross supernodes to be

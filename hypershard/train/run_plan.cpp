@@ -73,8 +73,8 @@ PlannedCollective planned_sum(
 // Adds up what the engine's structure implies.
 class Planner {
  public:
-  Planner(const RunConfig& config, const shard::Engine& engine)
-      : config_(config), engine_(engine) {}
+  Planner(const RunConfig& config, int world_size, const shard::Engine& engine)
+      : config_(config), sync_(gradient_sync(config, world_size)), engine_(engine) {}
 
   void fill(RunPlan& plan);
 
@@ -123,6 +123,7 @@ class Planner {
   std::int64_t unsharded_bytes(shard::RuntimeMode mode) const;
 
   const RunConfig& config_;
+  const Sync sync_;
   const shard::Engine& engine_;
 };
 
@@ -337,9 +338,11 @@ bool Planner::measures_buckets() const {
 void Planner::add_publish(std::vector<PlannedCollective>& out) const {
   for (const auto& unit : engine_.units()) {
     for (const auto& group : unit->groups()) {
-      add_gathers(
-          out, Phase::kPublish, *group, parallel().update_levels, parallel().runtime_levels
-      );
+      if (group->trainable()) {  // the others were published in the first step
+        add_gathers(
+            out, Phase::kPublish, *group, parallel().update_levels, parallel().runtime_levels
+        );
+      }
     }
   }
 }
@@ -349,7 +352,7 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
   const auto& units = engine_.units();
   for (std::int64_t micro = 0; micro < num_micro; ++micro) {
     const bool is_last = micro + 1 == num_micro;
-    if (micro == 0 || gradient_sync(config_) == Sync::kEvery) {
+    if (micro == 0 || sync_ == Sync::kEvery) {
       add_publish(out);  // the backward before reduced over all axes: NOTE [write window]
     }
     for (const auto& unit : units) {
@@ -360,8 +363,8 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
       if (units[i]->reshard_after_forward) {
         add_unshard(out, Phase::kBackward, *units[i]);
       }
-      if (is_last || gradient_sync(config_) != Sync::kLast) {
-        add_reduce(out, crossings, *units[i], is_last || gradient_sync(config_) != Sync::kInner);
+      if (is_last || sync_ != Sync::kLast) {
+        add_reduce(out, crossings, *units[i], is_last || sync_ != Sync::kInner);
       }
     }
   }
@@ -369,8 +372,8 @@ void Planner::add_step(std::vector<PlannedCollective>& out) const {
 
 std::int64_t Planner::gradient_buffer_bytes() const {
   const bool accumulates = config_.batch.accumulation > 1;
-  const bool adds_up = accumulates && gradient_sync(config_) == Sync::kEvery;
-  const bool holds = accumulates && gradient_sync(config_) == Sync::kLast;
+  const bool adds_up = accumulates && sync_ == Sync::kEvery;
+  const bool holds = accumulates && sync_ == Sync::kLast;
   // Units of one size take turns in a ring; a size of its own has one buffer.
   std::map<std::int64_t, int> units_of_size;
   std::set<std::int64_t> sizes_of_whole;  // gradients that are written where they come to rest
@@ -400,7 +403,7 @@ std::int64_t Planner::gradient_buffer_bytes() const {
 
 // Sums inside a supernode on their way to the others.
 std::int64_t Planner::slice_bytes() const {
-  const bool adds_up = config_.batch.accumulation > 1 && gradient_sync(config_) == Sync::kEvery;
+  const bool adds_up = config_.batch.accumulation > 1 && sync_ == Sync::kEvery;
   const bool in_place = adds_up || config_.optimizer.step_in_backward;
   std::map<std::int64_t, int> units_of_size;
   for (const auto& unit : engine_.units()) {
@@ -443,7 +446,7 @@ std::int64_t Planner::unsharded_bytes(shard::RuntimeMode mode) const {
 
 // Then a reduced gradient never leaves the buffer it was reduced in.
 bool Planner::uses_up_gradients(const shard::ParamGroup& group) const {
-  const bool adds_up = config_.batch.accumulation > 1 && gradient_sync(config_) != Sync::kLast;
+  const bool adds_up = config_.batch.accumulation > 1 && sync_ != Sync::kLast;
   return config_.optimizer.step_in_backward && !adds_up &&
          group.dtypes().reduce == group.dtypes().update &&
          group.gradient_range().numel() != group.packing().numel;
@@ -453,8 +456,8 @@ GroupMemory Planner::group_memory(const shard::ParamGroup& group) const {
   const int states = config_.optimizer.kind == OptimizerKind::kAdamW ? 2
                      : config_.optimizer.momentum > 0                ? 1
                                                                      : 0;
-  const bool keeps_partial = config_.batch.accumulation > 1 &&
-                             gradient_sync(config_) == Sync::kInner && has_outer_reduction();
+  const bool keeps_partial =
+      config_.batch.accumulation > 1 && sync_ == Sync::kInner && has_outer_reduction();
   const std::int64_t update_item = item_bytes(group.dtypes().update);
   const std::int64_t update_bytes = group.update_range().numel() * update_item;
   GroupMemory memory;
@@ -545,7 +548,7 @@ RunPlan plan_run(const RunConfig& config, std::int64_t vocab_size, int world_siz
   options.initial_values = shard::InitialValues::kTrust;  // there is nobody to compare with
   const shard::ShardedModel sharded = shard::fully_shard(model, *mesh, options);
   plan.layouts = sharded.engine().parallel().layouts;
-  Planner(config, sharded.engine()).fill(plan);
+  Planner(config, world_size, sharded.engine()).fill(plan);
   return plan;
 }
 

@@ -28,15 +28,20 @@ struct Case {
   testing::RankBackend backend = testing::RankBackend::kLocal;
 };
 
-class RunPlanTest : public ::testing::TestWithParam<Case> {
- protected:
-  static void SetUpTestSuite() { folder_ = std::make_unique<test::TextFolder>("run_plan"); }
-  static void TearDownTestSuite() { folder_.reset(); }
+class RunPlanTest : public ::testing::TestWithParam<Case> {};
 
-  static std::unique_ptr<test::TextFolder> folder_;
-};
+constexpr std::int64_t kVocabSize = 256;
 
-std::unique_ptr<test::TextFolder> RunPlanTest::folder_;
+// Tokens are drawn, not read: ranks that are processes would leave a folder behind.
+void load(RunConfigFile& file, const std::vector<std::string>& overrides, int num_ranks) {
+  file.load_text(
+      "[data]\npath = \"x\"\n[model]\nlayers = 3\ndim = 32\nheads = 2\nsequence = 16\n"
+      "[batch]\nglobal_batch = 24\n",
+      "plan.toml",
+      overrides,
+      num_ranks
+  );
+}
 
 // Bytes that leave a rank in a step, by communicator and link.
 using SentBytes = std::map<std::pair<std::string, layout::Tier>, std::int64_t>;
@@ -129,40 +134,39 @@ std::string text_of_sent(const SentBytes& sent) {
   return text;
 }
 
+// On the rank itself: if that is a process, its log ends with it.
+void expect_agrees(const RunPlan& plan, const StepTraffic& logged, const Session& session) {
+  const StepTraffic planned = traffic_of(plan);
+  EXPECT_EQ(text_of_entries(planned.entries), text_of_entries(logged.entries))
+      << "rank " << plan.rank;
+  EXPECT_EQ(text_of_sent(planned.sent), text_of_sent(logged.sent)) << "rank " << plan.rank;
+  EXPECT_EQ(plan.memory.gradient_buffers, session.sharded().counters().gradient_buffer_bytes)
+      << "rank " << plan.rank;
+}
+
 TEST_P(RunPlanTest, AgreesWithTheLogOfAStep) {
   const Case& test = GetParam();
   RunConfigFile file;
-  folder_->load(file, test.overrides, test.num_ranks);
+  load(file, test.overrides, test.num_ranks);
   const RunConfig& config = file.config();
   std::vector<RunPlan> plans;
   for (int rank = 0; rank < test.num_ranks; ++rank) {
-    plans.push_back(plan_run(config, 256, test.num_ranks, rank));
+    plans.push_back(plan_run(config, kVocabSize, test.num_ranks, rank));
   }
-  std::vector<StepTraffic> logged(plans.size());
-  std::vector<std::int64_t> gradient_buffer_bytes(plans.size());
   test::run_on_ranks(
       config,
       test.num_ranks,
       [&](const std::shared_ptr<comm::World>& world) {
-        const Session session(config, world, open_data(config, world->size()));
+        const Session session(config, world, random_data(kVocabSize));
         session.initialize();
         run_step(session, 0, {});  // the order of units is agreed on in the first
         run_step(session, 1, {});
         const StepLog log(session);
         run_step(session, 2, {});
-        const auto rank = static_cast<std::size_t>(world->rank());
-        logged[rank] = log.traffic();
-        gradient_buffer_bytes[rank] = session.sharded().counters().gradient_buffer_bytes;
+        expect_agrees(plans[static_cast<std::size_t>(world->rank())], log.traffic(), session);
       },
       test.backend
   );
-  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    const StepTraffic planned = traffic_of(plans[rank]);
-    EXPECT_EQ(text_of_entries(planned.entries), text_of_entries(logged[rank].entries))
-        << "rank " << rank;
-    EXPECT_EQ(text_of_sent(planned.sent), text_of_sent(logged[rank].sent)) << "rank " << rank;
-    EXPECT_EQ(plans[rank].memory.gradient_buffers, gradient_buffer_bytes[rank]) << "rank " << rank;
-  }
 }
 
 const std::string kOff = "parallel.share=off";
@@ -170,6 +174,12 @@ const std::string kOff = "parallel.share=off";
 std::vector<std::string> two_tiers(std::vector<std::string> more) {
   more.emplace_back("parallel.replicate=2");
   more.emplace_back("parallel.supernodes=2");
+  return more;
+}
+
+std::vector<std::string> four_supernodes(std::vector<std::string> more) {
+  more.emplace_back("parallel.replicate=4");
+  more.emplace_back("parallel.supernodes=4");
   return more;
 }
 
@@ -205,6 +215,16 @@ INSTANTIATE_TEST_SUITE_P(
             2,
             {"parallel.strategy=hierarchical", "parallel.replicate=2", "parallel.supernodes=2"}
         },
+        Case{"ddp_one_rank_a_supernode", 2, two_tiers({"parallel.strategy=ddp"})},
+        Case{"zero1_one_rank_a_supernode", 2, two_tiers({"parallel.strategy=zero1"})},
+        Case{"zero2_one_rank_a_supernode", 2, two_tiers({"parallel.strategy=zero2"})},
+        Case{"zero3_one_rank_a_supernode", 2, two_tiers({})},
+        Case{"hsdp_one_rank_a_supernode", 2, two_tiers({"parallel.strategy=hsdp"})},
+        Case{
+            "hierarchical_four_supernodes", 4, four_supernodes({"parallel.strategy=hierarchical"})
+        },
+        Case{"zero3_four_supernodes", 4, four_supernodes({})},
+        Case{"hsdp_four_supernodes", 4, four_supernodes({"parallel.strategy=hsdp"})},
         Case{
             "hierarchical_buckets",
             4,
@@ -238,6 +258,11 @@ INSTANTIATE_TEST_SUITE_P(
             two_tiers_accumulated({"parallel.strategy=hierarchical", "batch.sync=inner"})
         },
         Case{
+            "two_tiers_accumulate_unstated",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hierarchical"})
+        },
+        Case{
             "ddp_two_tiers_accumulate_every",
             4,
             two_tiers_accumulated({"parallel.strategy=ddp", "batch.sync=every"})
@@ -247,7 +272,29 @@ INSTANTIATE_TEST_SUITE_P(
             4,
             two_tiers_accumulated({"parallel.strategy=ddp", "batch.sync=inner"})
         },
+        Case{
+            "hsdp_two_tiers_accumulate_every",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hsdp", "batch.sync=every"})
+        },
+        Case{
+            "hsdp_two_tiers_accumulate_last",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hsdp", "batch.sync=last"})
+        },
+        Case{
+            "hsdp_two_tiers_accumulate_inner",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hsdp", "batch.sync=inner"})
+        },
+        Case{
+            "zero2_two_tiers_accumulate_inner",
+            4,
+            two_tiers_accumulated({"parallel.strategy=zero2", "batch.sync=inner"})
+        },
+        Case{"zero3_two_tiers_accumulate_every", 4, two_tiers_accumulated({"batch.sync=every"})},
         Case{"zero3_two_tiers_accumulate_last", 4, two_tiers_accumulated({"batch.sync=last"})},
+        Case{"zero3_two_tiers_accumulate_inner", 4, two_tiers_accumulated({"batch.sync=inner"})},
         Case{
             "hierarchical_buckets_c10d",
             4,
@@ -257,6 +304,19 @@ INSTANTIATE_TEST_SUITE_P(
                  "parallel.bucket_bytes=30000"}
             ),
             testing::RankBackend::kGloo
+        },
+        Case{
+            "hierarchical_processes",
+            4,
+            two_tiers_accumulated({"parallel.strategy=hierarchical", "parallel.bucket_bytes=30000"}
+            ),
+            testing::RankBackend::kShm
+        },
+        Case{
+            "zero3_processes",
+            4,
+            two_tiers_accumulated({"parallel.bucket_bytes=0"}),
+            testing::RankBackend::kShm
         },
         Case{
             "stated_layouts",
@@ -314,6 +374,32 @@ INSTANTIATE_TEST_SUITE_P(
     ),
     [](const auto& each) { return each.param.name; }
 );
+
+Sync sync_of(const std::vector<std::string>& overrides) {
+  RunConfigFile file;
+  load(file, overrides, 4);
+  return gradient_sync(file.config(), 4);
+}
+
+TEST(RunPlanSyncTest, IsInnerOverTwoTiersIfNotStated) {
+  for (const char* strategy : {"ddp", "zero1", "zero2", "zero3", "hsdp", "hierarchical"}) {
+    const std::string stated = std::string("parallel.strategy=") + strategy;
+    EXPECT_EQ(sync_of(two_tiers_accumulated({stated})), Sync::kInner) << strategy;
+    for (const auto& [word, sync] :
+         {std::pair("every", Sync::kEvery), std::pair("last", Sync::kLast)}) {
+      EXPECT_EQ(sync_of(two_tiers_accumulated({stated, std::string("batch.sync=") + word})), sync)
+          << strategy;
+    }
+  }
+  EXPECT_EQ(sync_of({"batch.accumulation=2"}), Sync::kEvery) << "there is one tier";
+}
+
+TEST(RunPlanSyncTest, IsInnerWhereReplicasAreWhatIsLeft) {
+  const std::vector<std::string> left = {
+      "parallel.shard=2", "parallel.replicate=-1", "parallel.supernodes=2", "batch.accumulation=2"
+  };
+  EXPECT_EQ(sync_of(left), Sync::kInner);
+}
 
 TEST(RunPlanSizeTest, BigModelOnManyRanksNeedsNoMemory) {
   RunConfigFile file;

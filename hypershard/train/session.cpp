@@ -118,11 +118,12 @@ at::ScalarType storage_dtype(const RunConfig& config) {
   return dtype_of(config.precision.storage).value_or(compute_dtype(config));
 }
 
-Sync gradient_sync(const RunConfig& config) {
+Sync gradient_sync(const RunConfig& config, int world_size) {
   if (config.batch.sync != Sync::kAuto) {
     return config.batch.sync;
   }
-  return config.parallel.replicate > 1 ? Sync::kInner : Sync::kEvery;
+  const int num_replicas = config.mesh_sizes(world_size).front();
+  return num_replicas > 1 ? Sync::kInner : Sync::kEvery;
 }
 
 std::string dtype_word(at::ScalarType dtype) {

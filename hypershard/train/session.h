@@ -34,8 +34,8 @@ at::ScalarType parameter_dtype(const RunConfig& config);
 at::ScalarType compute_dtype(const RunConfig& config);
 /// Returns the dtype that sharded parameters are kept and gathered in.
 at::ScalarType storage_dtype(const RunConfig& config);
-/// Returns what micro-batches communicate; never kAuto.
-Sync gradient_sync(const RunConfig& config);
+/// Returns what micro-batches communicate on so many ranks; never kAuto.
+Sync gradient_sync(const RunConfig& config, int world_size);
 /// Writes a dtype as a configuration does: `fp32`.
 std::string dtype_word(at::ScalarType dtype);
 /// Returns the mesh of a configuration: `shard`, before it `replicate` where it matters, and behind

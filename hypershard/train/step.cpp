@@ -22,7 +22,7 @@ namespace {
 
 // Says which micro-batches communicate; see Sync.
 void set_sync(const Session& session, bool is_last) {
-  const Sync sync = gradient_sync(session.config());
+  const Sync sync = gradient_sync(session.config(), session.world().size());
   session.sharded().set_requires_gradient_sync(is_last || sync != Sync::kLast);
   session.sharded().set_requires_all_reduce(is_last || sync != Sync::kInner);
 }

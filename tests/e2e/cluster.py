@@ -1,9 +1,11 @@
 """Runs things on an emulated cluster, and says whether this machine permits one."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import uuid
@@ -55,6 +57,14 @@ class ClusterTest(unittest.TestCase):
     """A test that starts clusters and leaves nothing of them behind."""
 
     maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="hs_cluster_")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder, ignore_errors=True)
 
     def setUp(self):
         self.tag = uuid.uuid4().hex

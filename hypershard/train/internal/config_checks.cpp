@@ -423,7 +423,7 @@ void check_world(const RunConfig& config, int world_size, ConfigProblems& proble
         )
     );
   }
-  if (config.batch.sync == Sync::kInner && config.parallel.replicate == 1) {
+  if (config.batch.sync == Sync::kInner && sizes.replicate == 1) {
     problems.add(
         "batch.sync",
         "inner reduces inside `shard` first and over `replicate` last, but parallel.replicate is 1 "

@@ -1,6 +1,8 @@
 // Why: of a fused reduction over messages, what the caller cannot see in its result: which bytes
 // travel, what is copied on the way, how long the link is busy, and what is said when ranks differ.
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +18,7 @@
 #include "hypershard/comm/c10d/health.h"
 #include "hypershard/comm/c10d/internal/message_communicator.h"
 #include "hypershard/comm/collective_cases.h"
+#include "hypershard/core/clock.h"
 #include "hypershard/core/error.h"
 
 namespace hypershard::comm {
@@ -101,6 +104,28 @@ TEST(MessageReductionsTest, IsBusyWhileSomethingIsInFlight) {
     c.all_reduce(tensor)->wait();
     if (c.rank() == 0) {
       EXPECT_GT(c.stats().busy_ns - before, kLateNs / 2);
+    }
+    c.barrier()->wait();
+  });
+}
+
+// How late the other one was is read off its own clock: no rank leaves a barrier at the same time.
+TEST(MessageReductionsTest, WaitsAsLongAsTheOtherRankIsLate) {
+  constexpr std::int64_t kLateNs = 100'000'000;
+  constexpr std::int64_t kSlackNs = 20'000'000;  // a thread may lose its core before it waits
+  std::atomic<std::int64_t> woke_ns = 0;
+  run_threads(2, [&](Communicator& c) {
+    c.barrier()->wait();
+    at::Tensor tensor = at::ones({10});
+    if (c.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kLateNs));
+      woke_ns = now_ns();
+    }
+    const std::int64_t before = c.stats().wait_ns;
+    const std::int64_t began_ns = now_ns();
+    c.all_reduce(tensor)->wait();
+    if (c.rank() == 0) {
+      EXPECT_GE(c.stats().wait_ns - before, woke_ns - began_ns - kSlackNs);
     }
     c.barrier()->wait();
   });
