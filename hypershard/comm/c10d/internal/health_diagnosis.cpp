@@ -108,6 +108,10 @@ std::optional<std::string> HealthState::cause(const GroupInfo& group, const Stal
     return "rank " + std::to_string(first_failure->rank) + " failed first, so " +
            to_text(stall.note) + " cannot complete; it said: " + first_failure->text;
   }
+  // Before who has failed: that may be why, seen by the other one first.
+  if (std::optional<std::string> text = mismatch(group, stall)) {
+    return text;
+  }
   for (const int rank : group.global_ranks) {
     const auto found = peers.find(rank);
     if (found == peers.end() || found->second.record.status <= HealthStatus::kFinished) {
@@ -117,7 +121,7 @@ std::optional<std::string> HealthState::cause(const GroupInfo& group, const Stal
     return "rank " + std::to_string(rank) + (has_left ? " has ended its job" : " failed") +
            " before " + to_text(stall.note) + "; " + last_collective(found->second.record.note);
   }
-  return mismatch(group, stall);
+  return std::nullopt;
 }
 
 std::string HealthState::lag_text(const GroupInfo& group, const Stall& stall) const {
