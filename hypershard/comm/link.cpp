@@ -95,10 +95,10 @@ LinkSpeed measure_link(Communicator& communicator) {
   LinkSpeed speed{.latency_s = ping(communicator)};
   const std::int64_t others = communicator.size() - 1;
   double total_s = exchange(communicator, kSmallBytes);
-  speed.bytes_per_s = static_cast<double>(kSmallBytes / others * others) /
-                      std::max(total_s - speed.latency_s, total_s / 2);
-  if (total_s - speed.latency_s > kEnoughS) {
-    return speed;  // a slow link, on which a train would take seconds
+  const double carried_s = total_s - speed.latency_s;
+  if (carried_s > kEnoughS) {  // a slow link, on which a train would take seconds
+    speed.bytes_per_s = static_cast<double>(kSmallBytes / others * others) / carried_s;
+    return speed;
   }
   const at::TensorOptions bytes_options(at::kByte);
   const at::Tensor input = at::zeros({2 * kChunkBytes}, bytes_options);

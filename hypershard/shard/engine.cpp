@@ -139,9 +139,7 @@ std::uint64_t Engine::update_versions() const {
   std::uint64_t sum = 0;
   for (const auto& unit : units_) {
     for (const auto& group : unit->groups()) {
-      for (const UpdateTensor& update : group->updates()) {
-        sum += static_cast<std::uint64_t>(update.tensor._version());
-      }
+      sum += group->update_version();
     }
   }
   return sum;

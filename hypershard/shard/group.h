@@ -199,6 +199,8 @@ class ParamGroup {
   /// they are frozen only if `even_frozen`. Returns whether it did; equal on all ranks of the data
   /// axes.
   bool write_runtime(bool even_frozen);
+  /// The sum of its update tensors' version counters: another one after any of them was written.
+  std::uint64_t update_version() const;
   /// Errors: InvalidArgument if update tensors were written since they were published as frozen.
   void check_frozen() const;
   /// Stages that fill the rest of the runtime shard, where the update plane is cut finer; none if
@@ -292,7 +294,6 @@ class ParamGroup {
       int to_level
   );
   void make_update_tensors();
-  std::uint64_t update_version() const;
   void copy_to_runtime();
   void plan_reduction();
   void share_crossing();

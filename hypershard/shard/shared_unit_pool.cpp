@@ -129,8 +129,7 @@ const SharedUnitPool::Buffer& SharedUnitPool::acquire(int unit) {
       ", which needs ",
       size.bytes,
       " bytes, but another rank of the supernode took a buffer of another size for it: they "
-      "unshard "
-      "units in different orders"
+      "unshard units in different orders"
   );
   if (!was_used_[slot]) {
     was_used_[slot] = true;
